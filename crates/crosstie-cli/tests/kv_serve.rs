@@ -1,7 +1,7 @@
 //! The store from the command line: nodes and clients as a user starts and stops them.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, channel};
@@ -395,6 +395,25 @@ fn node_with_another_secret_is_refused() {
     // No secret at all.
     let none = kv(&[&["serve", "--name", &names[1]][..], &words("1")].concat());
     assert!(failed(&none, 1).contains("CROSSTIE_SECRET_FILE"));
+}
+
+#[test]
+fn program_that_closes_connections_is_not_said_to_have_another_secret() {
+    let (addresses, name) = (addresses(2), fresh_name("closes"));
+    let (first, second) = addresses.split_once(',').unwrap();
+    // Another program at the address of rank 0.
+    let listener = TcpListener::bind(first).unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let node = Node::start(&name, &["--rank", "1", "--nodes", &addresses], Some(SECRET));
+    let line = node.expect("rank 0 is not connected yet");
+    assert!(line.contains("closed the connection before the handshake"), "{line}");
+    // A program that only looks whether the port is open, then one that sends something else.
+    let port_check = TcpStream::connect(second).unwrap();
+    drop(port_check);
+    std::thread::sleep(Duration::from_millis(300));
+    let mut other_program = TcpStream::connect(second).unwrap();
+    other_program.write_all(&[1; 200]).unwrap();
+    assert!(node.expect("refused").contains("(1 so far)"), "the port check was counted");
 }
 
 #[test]

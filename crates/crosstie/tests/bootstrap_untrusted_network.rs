@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use bootstrap_suite::run_all_operations;
+use crosstie::bootstrap::channel::{Channel, ChannelError};
 use crosstie::bootstrap::limits::HANDSHAKE_TIMEOUT;
 use crosstie::bootstrap::{Bootstrap, Error, Limits, Member, Operation, Secret, Violation, tcp};
 
@@ -274,6 +275,119 @@ fn server_without_the_secret_in_place_of_rank_zero_is_rejected() {
     };
     assert!(matches!(tcp::join(&config), Err(Error::WrongSecret { .. })));
     server.join().expect("no panic");
+}
+
+/// Joins as rank 1 at a server that passes each connection to `serve`, then closes it. Returns the error.
+fn join_at_server(serve: fn(&mut TcpStream)) -> Error {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
+    let config = tcp::Config {
+        rank: 1,
+        size: 2,
+        rendezvous: listener.local_addr().expect("address").to_string(),
+        listen: None,
+        secret: secret(),
+        limits: short_join_timeout(),
+    };
+    // The thread ends with the test program.
+    thread::spawn(move || listener.incoming().flatten().for_each(|mut stream| serve(&mut stream)));
+    tcp::join(&config).map(drop).expect_err("it is no rendezvous")
+}
+
+#[test]
+fn server_that_closes_before_the_handshake_is_not_said_to_have_another_secret() {
+    // Without reading, the end arrives as a reset connection; after reading, as the end of the stream.
+    let close_at_once = |_: &mut TcpStream| {};
+    let close_after_reading = |stream: &mut TcpStream| drop(stream.read(&mut [0; 64]));
+    for serve in [close_at_once, close_after_reading] {
+        let error = join_at_server(serve);
+        assert!(matches!(&error, Error::RankMissing { ranks, .. } if *ranks == [0]), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("closed the connection before the handshake"), "{text}");
+        assert!(text.contains("crosstie") && !text.contains("does not know"), "{text}");
+    }
+}
+
+#[test]
+fn server_that_closes_during_the_handshake_is_said_to_do_so() {
+    let error = join_at_server(|stream| {
+        drop(stream.write_all(&[9; 40]));
+        drop(stream.read(&mut [0; 128]));
+    });
+    let text = error.to_string();
+    assert!(text.contains("closed the connection during the handshake"), "{text}");
+}
+
+#[test]
+fn server_that_answers_anything_else_has_no_proof() {
+    let error =
+        join_at_server(|stream| {
+            drop(stream.write_all(
+                b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n",
+            ));
+            drop(stream.read_to_end(&mut Vec::new()));
+        });
+    assert!(matches!(error, Error::WrongSecret { .. }), "{error}");
+    assert!(error.to_string().contains("no other program listens"), "{error}");
+}
+
+/// Polls the channel until it fails.
+fn failure_of(mut channel: Channel) -> ChannelError {
+    loop {
+        match channel.poll_event() {
+            Ok(_) => thread::sleep(Duration::from_millis(1)),
+            Err(error) => return error,
+        }
+    }
+}
+
+#[test]
+fn channel_tells_a_close_before_the_handshake_from_a_failed_proof() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
+    let address = listener.local_addr().expect("address");
+    let connect = || Channel::connect(address, 1, 2, &secret(), 1 << 10).expect("channel");
+    let accept = || listener.accept().expect("accept").0;
+    let from_accepted = || Channel::from_accepted(accept(), &secret(), 1 << 10).expect("channel");
+
+    // The end that connects: the peer closes at once, or after it has read this end's nonce.
+    for reads in [false, true] {
+        let mut channel = connect();
+        let mut stream = accept();
+        if reads {
+            assert_eq!(channel.poll_event().expect("no failure yet"), None);
+            stream.read_exact(&mut [0; 32]).expect("nonce");
+        }
+        drop(stream);
+        let error = failure_of(channel);
+        assert!(matches!(error, ChannelError::ClosedBeforeHandshake), "{reads}: {error}");
+    }
+    // The end that accepts, likewise.
+    for reads in [false, true] {
+        let mut stream = TcpStream::connect(address).expect("connect");
+        let mut channel = from_accepted();
+        if reads {
+            assert_eq!(channel.poll_event().expect("no failure yet"), None);
+            stream.read_exact(&mut [0; 32]).expect("nonce");
+        }
+        drop(stream);
+        let error = failure_of(channel);
+        assert!(matches!(error, ChannelError::ClosedBeforeHandshake), "{reads}: {error}");
+    }
+    // A peer that closes later has at least begun the handshake.
+    let mut stream = TcpStream::connect(address).expect("connect");
+    let channel = from_accepted();
+    stream.write_all(&[1; 40]).expect("a part of the handshake");
+    stream.shutdown(Shutdown::Write).expect("shutdown");
+    assert!(matches!(failure_of(channel), ChannelError::Closed));
+    // A wrong proof, at either end.
+    let mut stream = TcpStream::connect(address).expect("connect");
+    let channel = from_accepted();
+    stream.write_all(&[1; TO_RANK_ZERO]).expect("nonce and join request");
+    assert!(matches!(failure_of(channel), ChannelError::Rejected(Error::WrongSecret { .. })));
+    let channel = connect();
+    let mut stream = accept();
+    stream.write_all(&[1; FROM_RANK_ZERO]).expect("nonce and join response");
+    let error = failure_of(channel);
+    assert!(matches!(error, ChannelError::Rejected(Error::WrongSecret { .. })), "{error}");
 }
 
 #[test]

@@ -198,7 +198,7 @@ impl PeerMonitor {
         if refused > 0 && refused >= 2 * self.refused {
             self.refused = refused;
             print_line(&format!(
-                "refused a connection ({refused} so far): the other node has another secret, or another list of nodes"
+                "refused a connection ({refused} so far): of a node with another secret or another list of nodes, or of another program"
             ));
         }
     }

@@ -197,7 +197,8 @@ impl Node {
         }
     }
 
-    /// How many connections to the control port were refused: with another secret, with a wrong rank, or not from a node.
+    /// How many connections to the control port were refused: with another secret, with a wrong rank, or not from a node. Connections
+    /// that were closed before they sent anything are not counted.
     pub fn refused_connections(&self) -> u64 {
         self.shared.refused_connections()
     }

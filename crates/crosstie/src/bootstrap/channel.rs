@@ -48,7 +48,7 @@ use super::frame::{FrameDecoder, FrameEncoder};
 use super::handshake::{JoinResponse, NONCE_BYTES, REQUEST_BYTES, RESPONSE_BYTES, Transcript};
 use super::random::random_bytes;
 use super::secret::Secret;
-use super::stream::is_transient;
+use super::stream::{is_closed_by_peer, is_transient};
 
 /// The most bytes that a channel queues for writing. A peer that reads so little counts as failed
 /// ([`ChannelError::Stalled`]).
@@ -96,6 +96,9 @@ pub enum ChannelError {
     /// The peer closed the connection, or its process ended.
     #[error("the peer closed the connection")]
     Closed,
+    /// The peer closed the connection before it sent anything: it may be another program.
+    #[error("the peer closed the connection before the handshake: check that it is a crosstie process")]
+    ClosedBeforeHandshake,
     /// A system call failed.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
@@ -166,10 +169,24 @@ impl Channel {
     /// until it returns `None`.
     pub fn poll_event(&mut self) -> Result<Option<ChannelEvent>, ChannelError> {
         let event = self.advance();
-        if event.is_err() {
-            self.state = State::Closed;
+        let Err(error) = event else { return event };
+        let is_closed = match &error {
+            ChannelError::Closed => true,
+            ChannelError::Io(error) => is_closed_by_peer(error),
+            _ => false,
+        };
+        let is_before_handshake = is_closed && self.awaits_first_byte();
+        self.state = State::Closed;
+        Err(if is_before_handshake { ChannelError::ClosedBeforeHandshake } else { error })
+    }
+
+    /// Whether the peer has sent nothing yet.
+    fn awaits_first_byte(&self) -> bool {
+        match self.state {
+            State::Connecting { .. } => true,
+            State::AwaitNonce { .. } | State::AwaitRequest { .. } => self.received.is_empty(),
+            State::AwaitResponse(_) | State::AwaitDecision(_) | State::Open(_) | State::Closed => false,
         }
-        event
     }
 
     /// Accepts the peer's [`ChannelEvent::JoinRequest`]: frames may be sent.

@@ -17,9 +17,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The peer does not know this job's secret, or uses another version of the protocol.
+    /// The peer does not know this job's secret, uses another version of the protocol, or is another program.
     #[error(
-        "{peer} does not know this job's secret: give every rank the same secret and the same version of crosstie"
+        "{peer} does not know this job's secret: give every rank the same secret and the same version of crosstie, and check that no other program listens at this address"
     )]
     WrongSecret {
         /// The peer, as an address or a rank.

@@ -12,7 +12,8 @@
 //!
 //! Integers are little-endian. The coordinator replies to a wrong proof with zeros, so a peer without the secret receives
 //! nothing that was computed from it. A member that cannot verify the response reports a wrong secret, whatever the
-//! response says. The labels prevent that one side's proof is sent back as the other side's (reflection). The keys of
+//! response says. A coordinator sends its nonce to every peer, so a peer that closes the connection before its first byte is another
+//! program, or about to end; it is not said to have a wrong secret. The labels prevent that one side's proof is sent back as the other side's (reflection). The keys of
 //! the frames that follow are derived from the secret and both nonces, one key per direction.
 
 use super::frame::{FrameDecoder, FrameEncoder};

@@ -15,7 +15,10 @@ use super::limits::{GRACE_PERIOD, Limits, check_blob_count};
 use super::payload::{pack_blobs, pack_words, unpack_blobs, unpack_words};
 use super::random::random_bytes;
 use super::secret::Secret;
-use super::stream::Stream;
+use super::stream::{Stream, is_closed_by_peer};
+
+/// When a peer that is no coordinator closes the connection, and what to check.
+const BEFORE_HANDSHAKE: &str = "before the handshake: is it a crosstie rendezvous?";
 
 /// One rank of a job whose ranks are connected through rank 0. [`local`](super::local) and [`tcp`](super::tcp) return it.
 ///
@@ -68,13 +71,16 @@ impl CoordinatorConnection {
         deadline: Instant,
     ) -> std::result::Result<Self, ConnectError> {
         let member_nonce = random_bytes().map_err(ConnectError::Final)?;
-        stream.write_full(&member_nonce, deadline)?;
+        let (before, during) = (name_close(BEFORE_HANDSHAKE), name_close("during the handshake"));
+        stream.write_full(&member_nonce, deadline).map_err(&before)?;
+        // A coordinator sends its nonce at once, also to a peer without the secret.
         let mut coordinator_nonce = [0; NONCE_BYTES];
-        stream.read_full(&mut coordinator_nonce, deadline)?;
+        stream.read_full(&mut coordinator_nonce[..1], deadline).map_err(before)?;
+        stream.read_full(&mut coordinator_nonce[1..], deadline).map_err(&during)?;
         let transcript = Transcript { coordinator_nonce, member_nonce, rank, size };
-        stream.write_full(&transcript.join_request(secret), deadline)?;
+        stream.write_full(&transcript.join_request(secret), deadline).map_err(&during)?;
         let mut response = [0; RESPONSE_BYTES];
-        stream.read_full(&mut response, deadline)?;
+        stream.read_full(&mut response, deadline).map_err(during)?;
         match transcript.verify_join_response(secret, &response) {
             Some(JoinResponse::Accepted) => {
                 let (encoder, decoder) = transcript.member_codec(secret, limits.max_message);
@@ -124,6 +130,16 @@ impl CoordinatorConnection {
                 count => self.decoder.extend(&buffer[..count]),
             }
         }
+    }
+}
+
+/// Says in the text of an I/O error that the peer has closed the connection, and when. Other errors stay as they are.
+fn name_close(when: &str) -> impl Fn(io::Error) -> io::Error {
+    move |error| match error.kind() {
+        kind if is_closed_by_peer(&error) => {
+            io::Error::new(kind, format!("the program there closed the connection {when}"))
+        }
+        _ => error,
     }
 }
 

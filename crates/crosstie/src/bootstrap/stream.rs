@@ -102,6 +102,15 @@ pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
+/// Whether the peer has closed the connection, as far as this call can tell. A peer that closes it without reading all that was sent
+/// resets it.
+pub(super) fn is_closed_by_peer(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+    )
+}
+
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     match deadline.checked_duration_since(Instant::now()) {
         // Socket timeouts have microsecond resolution, and zero means "no timeout".

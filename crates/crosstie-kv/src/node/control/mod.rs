@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::Secret;
-use crosstie::bootstrap::channel::{Channel, ChannelEvent};
+use crosstie::bootstrap::channel::{Channel, ChannelError, ChannelEvent};
 use crosstie::bootstrap::limits::HANDSHAKE_TIMEOUT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -233,7 +233,8 @@ impl Control {
             match channel.poll_event() {
                 Ok(Some(ChannelEvent::JoinRequest { rank, size })) => joining.push((channel, rank, size)),
                 Ok(None) => return Some(channel),
-                Ok(_) => {}
+                // Nothing was refused: a program only looked whether the port is open.
+                Ok(_) | Err(ChannelError::ClosedBeforeHandshake) => {}
                 Err(_) => shared.count_refused_connection(),
             }
             None

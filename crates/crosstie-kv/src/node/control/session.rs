@@ -192,6 +192,10 @@ impl PeerSession {
                     };
                     return Some(Action::Disconnect(why.to_owned()));
                 }
+                Err(ChannelError::ClosedBeforeHandshake) => {
+                    let why = "a program at its address closed the connection before the handshake: is it a crosstie node?";
+                    return Some(Action::Disconnect(why.to_owned()));
+                }
                 Err(error) => return Some(Action::Disconnect(error.to_string())),
             };
             self.silent_heartbeats = 0;
