@@ -69,6 +69,7 @@ fn poll_with_prefetch_hands_out_all_requests() {
             assert_eq!(found, shown.len() - before);
             // Nothing else is taken until these are handed out.
             assert_eq!(server.poll_with_prefetch(|_| -> Option<&u64> { unreachable!() }), found);
+            assert_eq!(server.poll(), found);
             while let Some(request) = server.recv() {
                 handed.push(*request.message());
                 let message = *request.message();

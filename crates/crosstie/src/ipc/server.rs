@@ -254,13 +254,16 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         self.poll_clients(|client, round| round & (client.skip - 1) == 0)
     }
 
-    /// Does not poll while [`recv`](Server::recv) has requests to hand out that an earlier [`poll_with_prefetch`](Server::poll_with_prefetch)
-    /// took: requests of a client keep their order.
+    /// Finds no more requests while [`recv`](Server::recv) has some to hand out that an earlier
+    /// [`poll_with_prefetch`](Server::poll_with_prefetch) took: the requests of a client keep their order.
     #[inline(always)]
     fn poll_clients(&mut self, should_check: impl FnMut(&ConnectedClient, u32) -> bool) -> usize {
         match self.taken_count - self.next_taken {
             0 => self.core.poll(should_check),
-            taken => taken,
+            taken => {
+                self.core.begin_round();
+                taken
+            }
         }
     }
 
