@@ -43,8 +43,9 @@ pub(super) struct Tally {
     pub(super) counts: Counts,
     /// The tests that failed.
     pub(super) failures: Vec<String>,
-    /// Programs of Rust's test harness whose summary did not come, by their last test: killed, or they exited. Only
-    /// suspects, because the output of two programs may be mixed.
+    /// Programs of Rust's test harness with several tests whose summary did not come, by their last test: killed, or they exited. Only
+    /// suspects, because the output of two programs may be mixed. Programs with one test are left out: many tests start themselves
+    /// again, with one test, as another process, which ends before its summary.
     pub(super) without_summary: Vec<String>,
     /// The last line about a test of the program that runs, until its summary.
     last_test: Option<String>,
@@ -56,7 +57,7 @@ impl Tally {
         if let Some(counts) = Counts::parse_line(line) {
             self.last_test = None;
             self.counts += counts;
-        } else if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
+        } else if line.starts_with("running ") && line.ends_with(" tests") {
             self.end();
             self.last_test = Some(line.to_owned());
         } else if let Some(name) = failed_test(line) {
@@ -129,6 +130,7 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
 running 3 tests
 test c ... ok
 running 1 test
+running 2 tests
 test d ... ok
 test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s
   ok      e    3 ms
