@@ -136,8 +136,8 @@ impl<T> CallTable<T> {
         self.in_flight
     }
 
-    /// Most calls that one poll ends: up to 4 or, with many calls in flight, a quarter of them, and never more than half. Half of them if the
-    /// processor cannot demote cache lines: it gets many lines at once sooner than a few at a time.
+    /// Most calls that one poll ends: up to 4 or, with many calls in flight, a quarter of them, and never more than half. On a processor
+    /// that cannot demote cache lines, half of them: with smaller batches both sides look more often at lines that the other side is writing.
     ///
     /// Responses that are left for the next poll keep the callee busy while the caller makes new calls. Otherwise both would soon alternate,
     /// each waiting for the other to work off a whole queue.
