@@ -58,9 +58,9 @@ impl<const INDEX_BITS: u32, const BITS: u32> Key<INDEX_BITS, BITS> {
 
     /// The next key of the same index.
     pub const fn next(self) -> Self {
-        let generation = (self.0 >> INDEX_BITS) & (Self::GENERATIONS - 1);
-        let next = if generation + 1 >= Self::GENERATIONS { 1 } else { generation + 1 };
-        Key((next << INDEX_BITS) | self.index())
+        let next = self.0.wrapping_add(Self::INDICES) & (u32::MAX >> (32 - BITS));
+        // The generation is zero: behind the last one comes the first.
+        if next < Self::INDICES { Key(next + Self::INDICES) } else { Key(next) }
     }
 }
 

@@ -187,20 +187,32 @@ impl<M: Message + ?Sized> RpcClient for CopyrpcPeer<M> {
 impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
     #[inline(always)]
     fn serve(&mut self) -> Result<usize, Error> {
-        self.context.poll(|_, _| ());
-        let mut count = 0;
-        while let Some(request) = self.context.recv() {
-            let number = M::number_of(request.data(), self.len);
-            let number = number.ok_or_else(|| Error::Peer("it sent a request of the wrong length".into()))?;
-            if number == END {
-                self.add_counters();
-                self.over = true;
-            } else {
-                count += 1;
-            }
-            self.message.set_number(response_number(number));
-            let replied = request.reply((*self.message).as_ref());
-            replied.map_err(|(cause, _)| Error::rpc("replying")(cause))?;
+        let CopyrpcPeer { context, message, len, over, .. } = self;
+        let (mut count, mut is_last, mut failed) = (0, false, None);
+        context.serve(
+            |request| {
+                let Some(number) = M::number_of(request.data(), *len) else {
+                    failed = Some(Error::Peer("it sent a request of the wrong length".into()));
+                    return;
+                };
+                if number == END {
+                    is_last = true;
+                } else {
+                    count += 1;
+                }
+                message.set_number(response_number(number));
+                if let Err((cause, _)) = request.reply((**message).as_ref()) {
+                    failed = Some(Error::rpc("replying")(cause));
+                }
+            },
+            |_, _| (),
+        );
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        *over |= is_last;
+        if is_last {
+            self.add_counters();
         }
         if self.over {
             self.context.flush();

@@ -260,10 +260,10 @@ impl<U> Endpoint<U> {
         })
     }
 
-    /// Whether no other request waits for a reply, and nothing waits to be posted.
+    /// Whether no other request waits for a reply, none of the batch that was accepted last is left, and nothing waits to be posted.
     #[inline(always)]
     pub fn is_last_reply(&self, token: &ReplyToken) -> bool {
-        self.sender.is_last_response(token.allowance())
+        self.sender.is_last_response(token.allowance()) && self.receiver.has_no_messages()
     }
 
     /// Notes that the result of [`Endpoint::reply_alone`] was posted.
@@ -344,21 +344,22 @@ impl<U> Endpoint<U> {
         self.check_batch_end()
     }
 
-    /// The next message of the batch that was accepted last.
+    /// The next message of the batch that was accepted last. Its payload is lent until this is called again, or another batch is accepted;
+    /// then the peer may write over it, unless it was [held](Endpoint::hold).
     // Always inline: a result of this size would otherwise go through memory, twice per call.
     #[inline(always)]
     pub fn next_message<B: RingBytes + ?Sized>(
         &mut self,
         ring: &B,
     ) -> Result<Option<ReceivedMessage<U>>, Violation> {
-        let Some((header, offset, space)) = self.receiver.next_message(ring)? else { return Ok(None) };
+        let Some((header, offset)) = self.receiver.next_message(ring)? else { return Ok(None) };
         let (len, bulk) = (header.ring_len() as usize, header.is_bulk());
         Ok(Some(if header.is_response() {
             let (call, user) = self.take_response(&header)?;
-            ReceivedMessage::Response(ReceivedResponse { call, user, offset, len, bulk, space })
+            ReceivedMessage::Response(ReceivedResponse { call, user, offset, len, bulk })
         } else {
             let reply_token = self.take_request(&header)?;
-            ReceivedMessage::Request(ReceivedRequest { offset, len, bulk, space, reply_token })
+            ReceivedMessage::Request(ReceivedRequest { offset, len, bulk, reply_token })
         }))
     }
 
@@ -368,7 +369,7 @@ impl<U> Endpoint<U> {
     }
 
     /// Accepts a compact batch whose bytes the caller has copied: the same as [`Endpoint::accept_batch`], [`Endpoint::next_message`]
-    /// and [`Endpoint::release`], in one step. `payload_len` comes from the immediate.
+    /// and [`Endpoint::pass`], in one step. `payload_len` comes from the immediate.
     #[inline]
     pub fn accept_compact(
         &mut self,
@@ -472,6 +473,19 @@ impl<U> Endpoint<U> {
         self.sender.spend(allowance)?;
         self.check_batch_end()?;
         Ok(ReplyToken { call_id: header.call_id, blocks })
+    }
+
+    /// Holds the ring space of the message that [`Endpoint::next_message`] returned last, until it is [released](Endpoint::release). `None` if it is
+    /// no longer lent.
+    #[inline(always)]
+    pub fn hold(&mut self) -> Option<HeldSpace> {
+        self.receiver.hold_lent()
+    }
+
+    /// Ends the loan of the message that [`Endpoint::next_message`] returned last, before the next one is asked for.
+    #[inline(always)]
+    pub fn pass(&mut self) {
+        self.receiver.pass_lent();
     }
 
     /// Releases the ring space of a message that the application no longer needs. Returns `false` if this endpoint does not hold

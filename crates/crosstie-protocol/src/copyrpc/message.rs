@@ -1,9 +1,7 @@
-//! Messages on their way in and out of a ring, and the tokens for what a received message still needs: its ring space to be
-//! released, and a reply.
+//! Messages on their way in and out of a ring, and the token for the reply to a request.
 
 use core::num::NonZeroU32;
 
-use super::receiver::HeldSpace;
 use super::wire::{self, ALIGNMENT, HEADER_SIZE, Header};
 
 /// Memory from which the endpoint loads headers and metadata. It loads each once, checks the copy, and never loads it again.
@@ -45,9 +43,10 @@ impl Placement {
     }
 }
 
-/// A message from the peer.
+/// A message from the peer. Its payload stays where it is until the next message is asked for; longer if it is
+/// [held](super::Endpoint::hold).
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "the ring fills up with messages that are never released"]
+#[must_use = "somebody waits for it"]
 pub enum ReceivedMessage<U> {
     /// The peer calls this side.
     Request(ReceivedRequest),
@@ -71,9 +70,9 @@ pub enum CompactMessage<U> {
     },
 }
 
-/// A call of the peer. The application must release its ring space and reply to it, in either order.
+/// A call of the peer. The application must reply to it.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "the peer waits for the reply, and the ring space must be released"]
+#[must_use = "the peer waits for the reply"]
 pub struct ReceivedRequest {
     /// Offset of the payload in the receive ring.
     pub offset: usize,
@@ -81,15 +80,13 @@ pub struct ReceivedRequest {
     pub len: usize,
     /// Whether the payload is a descriptor, see [`BulkRequest`](super::BulkRequest).
     pub bulk: bool,
-    /// For [`Endpoint::release`](super::Endpoint::release).
-    pub space: HeldSpace,
     /// For [`Endpoint::reply`](super::Endpoint::reply).
     pub reply_token: ReplyToken,
 }
 
 /// The response to a call of this side.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "the ring fills up with messages that are never released"]
+#[must_use = "the caller waits for it"]
 pub struct ReceivedResponse<U> {
     /// Bits of the [`CallId`](super::CallId) of the call, which is no longer pending.
     pub call: u32,
@@ -101,8 +98,6 @@ pub struct ReceivedResponse<U> {
     pub len: usize,
     /// Whether the payload is a length or a refusal, see [`decode_bulk_response`](super::decode_bulk_response).
     pub bulk: bool,
-    /// For [`Endpoint::release`](super::Endpoint::release).
-    pub space: HeldSpace,
 }
 
 /// The right to reply to one request. Credit is reserved for the reply, so there is always room for it.

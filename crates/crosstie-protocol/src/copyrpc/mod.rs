@@ -9,16 +9,17 @@
 //! bytes of its ring the batch took. `docs/wire-format.md` draws the bytes.
 //!
 //! ```text
-//!        call, reply                        accept_batch, next_message, release
+//!        call, reply                        accept_batch, next_message, hold, release
 //!   caller ──────────> staging ring ═══WRITE+IMM═══> receive ring ──────────> callee
 //!      next_write, write_posted   (same offsets, same size)
 //!          <────────── receive ring <═══WRITE+IMM═══ staging ring <──────────
 //! ```
 //!
-//! The following holds as long as both applications poll and release the messages that they received:
+//! The following holds as long as both applications poll and release the messages that they hold:
 //! - `in_flight + 2R <= C` on both sides ([`FlowState::invariant_holds`]). So there is always room for a reply, and two
 //!   sides that call each other cannot block each other.
-//! - The bytes of a message stay unchanged until the application releases the message. Messages are released in any order.
+//! - The bytes of a message stay unchanged until the next message is asked for. A message that the application holds stays unchanged until it
+//!   is released. Messages are released in any order.
 //! - A call that was refused for lack of room or credit can be made later. Room is returned by the metadata of the peer's
 //!   batches and by an RDMA READ of the peer's consumer position. Credit is returned by batches; if there is no other batch
 //!   to carry it, by a batch of metadata alone. Two idle sides send nothing.
@@ -48,7 +49,6 @@
 //!     while let Some(message) = server.next_message(ring.as_slice())? {
 //!         let ReceivedMessage::Request(request) = message else { continue };
 //!         assert_eq!(&ring[request.offset..][..request.len], b"hello");
-//!         assert!(server.release(request.space));
 //!         let reply = server.reply(request.reply_token, 5).unwrap();
 //! #       assert_eq!(reply.header.payload_len, 5);
 //!     }

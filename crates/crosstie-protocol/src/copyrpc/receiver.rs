@@ -2,16 +2,18 @@
 //! free again.
 //!
 //! ```text
-//!          consumer              cursor        received
-//!              |                    |              |
-//!  ------------+--------------------+--------------+------------> position (u64, never goes back)
-//!   free for   | parsed; some of it | announced,   |
-//!   the peer   | is still held      | not parsed   |
+//!          consumer              cursor                 received
+//!              |                    |                       |
+//!  ------------+--------------------+--------+--------------+------------> position (u64, never goes back)
+//!   free for   | parsed; some of it | lent   | announced,   |
+//!   the peer   | is still held      |        | not parsed   |
 //! ```
+//!
+//! A message is *lent* until the next one is asked for, and its space is then free. One that is needed longer is *held* until it is released.
 //!
 //! Promises:
 //! - It reads only bytes that the peer announced, and only inside the ring, whatever the bytes say.
-//! - The consumer position stops at the oldest message that has not been released. Messages are released in any
+//! - The consumer position stops at the message that is lent, and at the oldest one that is held. Messages are released in any
 //!   order. Each held message is one bit in a bitmap of the ring, so a release is one store and allocates nothing.
 
 use alloc::boxed::Box;
@@ -33,8 +35,10 @@ pub(super) struct Receiver {
     capacity: u64,
     /// End of what the peer has announced.
     received: u64,
-    /// End of what was parsed. Equal to `received` between batches.
+    /// End of what was parsed and is not lent. Equal to `received` between batches.
     cursor: u64,
+    /// Bytes of the message that is lent. Zero: none is.
+    lent: u64,
     /// Messages of the current batch that have not been parsed.
     messages_left: u32,
     /// The message of a compact batch, until `next_message` returns it.
@@ -77,6 +81,7 @@ impl Receiver {
             capacity,
             received: 0,
             cursor: 0,
+            lent: 0,
             messages_left: 0,
             compact: None,
             consumer: 0,
@@ -102,6 +107,7 @@ impl Receiver {
         imm: u32,
         ring: &B,
     ) -> Result<BatchFront, Violation> {
+        self.pass_lent();
         if self.cursor != self.received {
             return Err(Violation::TrailingBytes { unused: self.received - self.cursor });
         }
@@ -153,6 +159,7 @@ impl Receiver {
     /// Accepts a compact batch whose bytes the caller has copied, and releases its space.
     #[inline(always)]
     pub(super) fn pass_compact(&mut self, payload_len: u32) -> Result<(), Violation> {
+        self.pass_lent();
         if self.cursor != self.received {
             return Err(Violation::TrailingBytes { unused: self.received - self.cursor });
         }
@@ -222,13 +229,13 @@ impl Receiver {
         Ok(offset)
     }
 
-    /// The next message of the batch: its header, the offset of its payload, and its ring space, which is held until it is
-    /// released.
+    /// The next message of the batch: its header, and the offset of its payload. It is lent.
     #[inline(always)]
     pub(super) fn next_message<B: RingBytes + ?Sized>(
         &mut self,
         ring: &B,
-    ) -> Result<Option<(Header, usize, HeldSpace)>, Violation> {
+    ) -> Result<Option<(Header, usize)>, Violation> {
+        self.pass_lent();
         let left = self.received - self.cursor;
         if self.messages_left == 0 {
             return if left == 0 { Ok(None) } else { Err(Violation::TrailingBytes { unused: left }) };
@@ -236,14 +243,12 @@ impl Receiver {
         if left == 0 {
             return Err(Violation::MessageTooLong { needs: ALIGNMENT, left });
         }
-        let position = self.cursor;
-        let offset = self.offset(position) as usize;
+        let offset = self.offset(self.cursor) as usize;
         if let Some(header) = self.compact {
             self.compact = None;
-            self.cursor = self.received;
+            self.lent = left;
             self.messages_left = 0;
-            self.hold(position);
-            return Ok(Some((header, offset + COMPACT_HEAD_SIZE, HeldSpace::new(position))));
+            return Ok(Some((header, offset + COMPACT_HEAD_SIZE)));
         }
         let header = Header::from_words(ring.load_words(offset));
         let mut needs = wire::padded_size(header.payload_len);
@@ -252,10 +257,28 @@ impl Receiver {
             // not pay for the check.
             needs = bulk_size(header, left)?;
         }
-        self.cursor += needs;
+        self.lent = needs;
         self.messages_left -= 1;
+        Ok(Some((header, offset + HEADER_SIZE)))
+    }
+
+    /// Ends the loan of the message that was returned last: its space is free, unless it is held.
+    #[inline(always)]
+    pub(super) fn pass_lent(&mut self) {
+        self.cursor += self.lent;
+        self.lent = 0;
+    }
+
+    /// Holds the space of the message that is lent. `None` if none is.
+    #[inline(always)]
+    pub(super) fn hold_lent(&mut self) -> Option<HeldSpace> {
+        let position = self.cursor;
+        if self.lent == 0 {
+            return None;
+        }
+        self.pass_lent();
         self.hold(position);
-        Ok(Some((header, offset + HEADER_SIZE, HeldSpace::new(position))))
+        Some(HeldSpace::new(position))
     }
 
     #[inline(always)]
@@ -266,10 +289,16 @@ impl Receiver {
         }
     }
 
+    /// Whether the current batch has no further messages.
+    #[inline(always)]
+    pub(super) fn has_no_messages(&self) -> bool {
+        self.messages_left == 0
+    }
+
     /// Whether the current batch has been parsed to its end.
     #[inline]
     pub(super) fn batch_ended(&self) -> bool {
-        self.messages_left == 0 && self.cursor == self.received
+        self.messages_left == 0 && self.cursor + self.lent == self.received
     }
 
     /// Releases the space of a message. Returns `false` if it is not held.

@@ -120,12 +120,11 @@ impl Run {
             match message {
                 ReceivedMessage::Request(request) => {
                     replies.push((request.reply_token, number(&ring[request.offset..])));
-                    held.push(request.space);
+                    held.extend(endpoint.hold());
                     requests += 1;
                 }
                 ReceivedMessage::Response(response) => {
                     ended.push((response.user, number(&ring[response.offset..])));
-                    endpoint.release(response.space);
                 }
             }
         }

@@ -122,7 +122,7 @@ mod wr_id;
 
 pub use address::{EndpointAddress, EndpointId};
 pub use config::{Config, EndpointConfig};
-pub use context::{Context, Endpoint, RecvHandle};
+pub use context::{Context, Endpoint, RecvHandle, Request};
 pub use counters::{BATCH_CLASSES, Counters};
 pub use crosstie_protocol::copyrpc::MAX_BULK;
 pub use error::{CallError, CallFailed, ConnectError, Failure, NotCalled, NotPosted, NotReplied, RawError};

@@ -3,56 +3,65 @@
 use crosstie_protocol::copyrpc::wire::MAX_COMPACT_PAYLOAD;
 use zerocopy::{IntoBytes, KnownLayout, TryFromBytes};
 
-use crate::device::Mr;
+use crate::device::{Mr, RingRegion};
+use crate::memory::shared_bytes::SharedBytes;
 
 /// The payload of a message: in the receive ring, in bulk memory, or copied already.
 ///
 /// A peer that violates the protocol could still write to the ring and to bulk memory. So the bytes are copied out, never
 /// borrowed.
 #[derive(Clone, Copy, Debug)]
-pub struct Payload<'r> {
-    source: Source<'r>,
-    len: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Source<'r> {
-    Memory { memory: &'r Mr, offset: usize },
-    Copy(&'r ShortPayload),
-}
+pub struct Payload<'r>(SharedBytes<'r>);
 
 /// A copy of the payload of a compact batch, with bytes behind it that have no meaning.
 pub(super) type ShortPayload = [u8; MAX_COMPACT_PAYLOAD as usize];
 
 impl<'r> Payload<'r> {
+    pub(super) const EMPTY: Payload<'static> = Payload(SharedBytes::EMPTY);
+
     /// `offset..offset + len` must be inside the memory.
+    #[inline(always)]
     pub(super) fn new(memory: &'r Mr, offset: usize, len: usize) -> Payload<'r> {
-        debug_assert!(offset + len <= memory.len());
-        Payload { source: Source::Memory { memory, offset }, len }
+        let bytes = memory.bytes(offset, len);
+        debug_assert!(bytes.is_ok());
+        bytes.map_or(Payload::EMPTY, Payload)
+    }
+
+    /// As [`new`](Payload::new), in a ring.
+    #[inline(always)]
+    pub(super) fn in_ring(ring: &'r RingRegion, offset: usize, len: usize) -> Payload<'r> {
+        let bytes = ring.bytes(offset, len);
+        debug_assert!(bytes.is_some());
+        bytes.map_or(Payload::EMPTY, Payload)
     }
 
     /// The first `len` bytes of a copy. There must be as many.
-    #[inline]
+    #[inline(always)]
     pub(super) fn from_copy(copy: &'r ShortPayload, len: usize) -> Payload<'r> {
-        Payload { source: Source::Copy(copy), len: len.min(copy.len()) }
+        Payload(SharedBytes::from_slice(&copy[..len.min(copy.len())]))
+    }
+
+    /// Where it is in `memory`, if it is there.
+    pub(super) fn offset_in(&self, memory: &Mr) -> usize {
+        self.0.addr().wrapping_sub(memory.as_ptr().addr())
     }
 
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     /// Whether the payload is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Copies as much as fits into `to`. Returns the number of bytes copied.
     #[inline]
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
-        let len = self.len.min(to.len());
+        let len = self.len().min(to.len());
         self.copy_part(0, &mut to[..len]);
         len
     }
@@ -60,24 +69,14 @@ impl<'r> Payload<'r> {
     /// Copies the bytes from `at` on. There are as many as `to` has room for.
     #[inline(always)]
     fn copy_part(&self, at: usize, to: &mut [u8]) {
-        match self.source {
-            Source::Memory { memory, offset } => {
-                let copied = memory.read(offset + at, to);
-                debug_assert!(copied.is_ok());
-            }
-            Source::Copy(copy) => {
-                if let Some(bytes) = copy.get(at..at + to.len()) {
-                    to.copy_from_slice(bytes);
-                }
-            }
-        }
+        self.0.copy_to(at, to);
     }
 
     /// The first `N` bytes. `None` if there are fewer.
     #[inline(always)]
     pub(super) fn front<const N: usize>(&self) -> Option<[u8; N]> {
         let mut front = [0; N];
-        if self.len < N {
+        if self.len() < N {
             return None;
         }
         self.copy_part(0, &mut front);
@@ -86,7 +85,7 @@ impl<'r> Payload<'r> {
 
     /// Copies the payload into a new vector.
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len];
+        let mut bytes = vec![0; self.len()];
         self.copy_to(&mut bytes);
         bytes
     }
@@ -105,7 +104,7 @@ impl<'r> Payload<'r> {
         at: usize,
         buffer: impl FnOnce() -> B,
     ) -> Option<T> {
-        if self.len != at + size_of::<T>() {
+        if self.len() != at + size_of::<T>() {
             return None;
         }
         // Small values go through a buffer of words, so that they stay in registers or on the stack. It is zeroed first, so it

@@ -8,6 +8,7 @@ use core::time::Duration;
 use super::verbs;
 use super::{Access, DeregisterError, OutOfRegion, RemoteMemory, Sge, software};
 use crate::memory::copy;
+use crate::memory::shared_bytes::SharedBytes;
 
 /// A registered region. Dropping it deregisters the memory: its keys are invalid from then on, and no peer accesses memory
 /// that the program uses.
@@ -169,6 +170,14 @@ impl Mr {
         // SAFETY: as in `write`, in the other direction.
         unsafe { copy::copy(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
+    }
+
+    /// A range of the region, to be copied out.
+    #[inline(always)]
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> Result<SharedBytes<'_>, OutOfRegion> {
+        let from = self.checked(offset, len, self.readable())?;
+        // SAFETY: `from..from + len` is inside the registered region, which is valid for reads until `self` is dropped.
+        Ok(unsafe { SharedBytes::new(from, len) })
     }
 
     /// Copies bytes from another region into this one.

@@ -16,6 +16,8 @@ const DEPTH: u32 = 64;
 const ALONE_LIMIT: u64 = 2370;
 /// [`DEPTH`] calls at a time.
 const BATCHED_LIMIT: u64 = 967;
+/// The same, with requests that go through the queue of [`Context::recv`].
+const QUEUED_LIMIT: u64 = 967;
 /// [`DEPTH`] typed calls at a time.
 const TYPED_LIMIT: u64 = 1247;
 
@@ -47,8 +49,9 @@ impl Pair {
         Pair { client, server, here, there }
     }
 
-    /// `rounds` times: makes `depth` calls and polls both sides in turn until they are answered.
-    fn exchange(&self, rounds: u32, depth: u32) {
+    /// `rounds` times: makes `depth` calls and polls both sides in turn until they are answered. The server answers in place, or takes the
+    /// requests from its queue.
+    fn exchange(&self, rounds: u32, depth: u32, through_queue: bool) {
         let mut buffer = [0; 64];
         for round in 0..rounds {
             for _ in 0..depth {
@@ -59,10 +62,20 @@ impl Pair {
                 answered += self.client.poll(|attached, answer| {
                     assert!(attached == round && answer.is_ok_and(|bytes| bytes.len() == 32));
                 });
-                self.server.poll(|_, _| ());
-                while let Some(request) = self.server.recv() {
-                    let len = request.data().copy_to(&mut buffer);
-                    assert!(request.reply(&buffer[..len]).is_ok());
+                if through_queue {
+                    self.server.poll(|_, _| ());
+                    while let Some(request) = self.server.recv() {
+                        let len = request.data().copy_to(&mut buffer);
+                        assert!(request.reply(&buffer[..len]).is_ok());
+                    }
+                } else {
+                    self.server.serve(
+                        |request| {
+                            let len = request.data().copy_to(&mut buffer);
+                            assert!(request.reply(&buffer[..len]).is_ok());
+                        },
+                        |_, _| (),
+                    );
                 }
                 self.server.flush();
             }
@@ -120,6 +133,7 @@ fn calls_stay_within_their_instruction_budget() {
     let Some(task) = callgrind::task() else {
         assert_limit(NAME, "call, one at a time", ROUNDS, ALONE_LIMIT);
         assert_limit(NAME, "call, 64 at a time", ROUNDS * DEPTH, BATCHED_LIMIT);
+        assert_limit(NAME, "call through the queue, 64 at a time", ROUNDS * DEPTH, QUEUED_LIMIT);
         return assert_limit(NAME, "typed call, 64 at a time", ROUNDS * DEPTH, TYPED_LIMIT);
     };
     if task.contains("typed") {
@@ -127,8 +141,8 @@ fn calls_stay_within_their_instruction_budget() {
         exchange();
         return callgrind::measure(&mut exchange);
     }
-    let depth = if task.contains("64") { DEPTH } else { 1 };
+    let (depth, through_queue) = (if task.contains("64") { DEPTH } else { 1 }, task.contains("queue"));
     let pair = Pair::new();
-    pair.exchange(ROUNDS, depth);
-    callgrind::measure(&mut || pair.exchange(ROUNDS, depth));
+    pair.exchange(ROUNDS, depth, through_queue);
+    callgrind::measure(&mut || pair.exchange(ROUNDS, depth, through_queue));
 }

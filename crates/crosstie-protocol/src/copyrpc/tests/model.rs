@@ -127,7 +127,10 @@ impl Model {
             }
             if !side.link.is_empty() {
                 let mut next = state.clone();
-                next.receive_batch(me)?;
+                next.receive_batch(me, false)?;
+                each(next);
+                let mut next = state.clone();
+                next.receive_batch(me, true)?;
                 each(next);
             }
             for index in 0..side.held.len() {
@@ -235,22 +238,27 @@ impl State {
         true
     }
 
-    fn receive_batch(&mut self, me: usize) -> Result<bool, String> {
-        let ModelPeer { endpoint, link, held, unanswered, .. } = &mut self.sides[me];
+    /// Receives a batch. Its requests are answered while they are lent, if `at_once`; otherwise they are held.
+    fn receive_batch(&mut self, me: usize, at_once: bool) -> Result<bool, String> {
+        let ModelPeer { endpoint, link, staged, held, unanswered, .. } = &mut self.sides[me];
         let Some(batch) = link.pop_front() else { return Ok(false) };
         let text = |violation: Violation| violation.to_string();
         endpoint.accept_batch(batch.imm, &batch).map_err(text)?;
         while let Some(message) = endpoint.next_message(&batch).map_err(text)? {
             match message {
                 ReceivedMessage::Request(request) => {
-                    held.push(request.space);
                     let longest = request.reply_token.max_len() as u32;
-                    unanswered.push((request.reply_token, longest));
+                    if at_once {
+                        let reply = endpoint.reply(request.reply_token, longest);
+                        let reply = reply.map_err(|(error, _)| error.to_string())?;
+                        staged.push((reply.offset, reply.header));
+                    } else {
+                        held.extend(endpoint.hold());
+                        unanswered.push((request.reply_token, longest));
+                    }
                 }
                 // Holding responses would add nothing: held requests already delay the consumer position.
-                ReceivedMessage::Response(response) => {
-                    endpoint.release(response.space);
-                }
+                ReceivedMessage::Response(_) => {}
             }
         }
         Ok(true)
@@ -271,7 +279,7 @@ impl State {
     /// One round of an application that polls, replies and releases.
     fn round(&mut self, me: usize) -> Result<bool, String> {
         let mut moved = false;
-        while self.receive_batch(me)? {
+        while self.receive_batch(me, false)? {
             moved = true;
         }
         while !self.sides[me].held.is_empty() {

@@ -5,7 +5,7 @@
 //! send queue, so it arrives after them.
 
 use crosstie_protocol::copyrpc::{
-    BULK_NO_MEMORY, BULK_REQUEST_SIZE, BulkMemory, BulkRequest, HeldSpace, ReplyToken, Violation,
+    BULK_NO_MEMORY, BULK_REQUEST_SIZE, BulkMemory, BulkRequest, ReplyToken, Violation,
 };
 
 use super::{ConnectedState, Connection, ConnectionState};
@@ -32,9 +32,12 @@ impl<U> ConnectionState<U> {
         offset: usize,
         len: usize,
         is_bulk: bool,
-        space: HeldSpace,
         reply_token: ReplyToken,
     ) -> Result<(), Failure> {
+        let mut hold = || {
+            let space = self.connected.as_mut().and_then(|connected| connected.protocol.hold());
+            space.ok_or(Failure::Closed)
+        };
         let limit = bulk_limit(&self.config);
         let request = if is_bulk {
             let mut bytes = [0; BULK_REQUEST_SIZE];
@@ -43,16 +46,11 @@ impl<U> ConnectionState<U> {
             }
             let descriptor = BulkRequest::decode(&bytes, len, limit).map_err(Failure::Violation)?;
             let payload = match descriptor.request {
-                Some(from) => {
-                    if let Some(connected) = &mut self.connected {
-                        connected.protocol.release(space);
-                    }
-                    QueuedPayload::Bulk { from, region: None, posted: 0, read: 0 }
-                }
+                Some(from) => QueuedPayload::Bulk { from, region: None, posted: 0, read: 0 },
                 None => QueuedPayload::Ring {
                     offset: offset + BULK_REQUEST_SIZE,
                     len: len - BULK_REQUEST_SIZE,
-                    space,
+                    space: hold()?,
                 },
             };
             QueuedRequest {
@@ -61,7 +59,7 @@ impl<U> ConnectionState<U> {
                 payload,
             }
         } else {
-            let payload = QueuedPayload::Ring { offset, len, space };
+            let payload = QueuedPayload::Ring { offset, len, space: hold()? };
             QueuedRequest { reply_token: Some(reply_token), response_buffer: None, payload }
         };
         self.bulk().queued_requests.push_back(request);

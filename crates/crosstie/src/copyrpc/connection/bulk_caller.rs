@@ -7,11 +7,11 @@
 use std::time::Instant;
 
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkResponse, HeldSpace, Refusal, Violation, decode_bulk_response,
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkResponse, Refusal, Violation, decode_bulk_response,
 };
 use crosstie_protocol::key::Key;
 
-use super::{Connection, ConnectionState, NextMessage};
+use super::{Connection, ConnectionState, OtherMessage};
 use crate::copyrpc::error::{Failure, NotCalled};
 use crate::copyrpc::region_pool::{NoRegion, PooledRegion};
 use crate::device::Mr;
@@ -106,7 +106,6 @@ impl<U> ConnectionState<U> {
     /// Accepts a response that is a bulk response, or that may belong to a bulk call.
     #[cold]
     #[inline(never)]
-    #[expect(clippy::too_many_arguments, reason = "a response, field by field")]
     pub(super) fn accept_bulk_response(
         &mut self,
         ring: &Mr,
@@ -115,14 +114,13 @@ impl<U> ConnectionState<U> {
         offset: usize,
         len: usize,
         is_bulk: bool,
-        space: HeldSpace,
-    ) -> Result<NextMessage<U>, Failure> {
+    ) -> Result<OtherMessage<U>, Failure> {
         let bulk = self.bulk();
         let mut regions = bulk.call_regions.get_mut(call_index(call)).and_then(Option::take);
         bulk.bulk_calls -= usize::from(regions.is_some());
         if !is_bulk {
             regions.into_iter().for_each(|regions| bulk.put_back_call_regions(regions));
-            return Ok(NextMessage::Response { user, offset, len, space });
+            return Ok(OtherMessage::Response { user, offset, len });
         }
         let buffer = regions.as_mut().and_then(|regions| regions.response.take());
         let is_request_bulk = regions.as_ref().is_some_and(|regions| regions.request.is_some());
@@ -133,12 +131,12 @@ impl<U> ConnectionState<U> {
         let capacity = buffer.as_ref().map(|(_, capacity)| *capacity);
         match (decode_bulk_response(&bytes, len, capacity, is_request_bulk), buffer) {
             (Ok(BulkResponse::Written(len)), Some((region, _))) => {
-                Ok(NextMessage::BulkResponse { user, region, len: len as usize, space })
+                Ok(OtherMessage::BulkResponse { user, region, len: len as usize })
             }
             (Ok(BulkResponse::NoMemory), buffer) => {
                 let bulk = self.bulk();
                 buffer.into_iter().for_each(|(region, _)| bulk.incoming_responses.put_back(region));
-                Ok(NextMessage::Refused { user, space })
+                Ok(OtherMessage::Refused { user })
             }
             (decoded, _) => {
                 // The protocol has removed the call from its table. `fail` reports it with those that are pending.

@@ -37,7 +37,7 @@ use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
 use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
 use super::operation::RawCompletion;
 use super::region_pool::PooledRegion;
-use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr};
+use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr, RingRegion};
 use crate::memory::prefetch::{self, CACHE_LINE, MappedHint};
 
 use position_reads::PositionReads;
@@ -49,7 +49,7 @@ pub(super) struct Connection<U> {
     pub(super) key: u32,
     pub(super) qp_num: u32,
     /// The receive ring, which the peer writes to.
-    pub(super) ring: Mr,
+    pub(super) ring: RingRegion,
     /// Whether it is in the context's list of connections to flush.
     pub(super) is_scheduled: Cell<bool>,
     /// Whether requests may have become complete because one before them was refused.
@@ -107,33 +107,42 @@ struct ConnectedState<U> {
     mapped_ring: Option<MappedHint>,
 }
 
-/// The receive ring, as the protocol reads it.
-struct ReceiveRing<'r>(&'r Mr);
-
-impl RingBytes for ReceiveRing<'_> {
+impl RingBytes for RingRegion {
     #[inline]
     fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
         // The protocol stays inside the ring, whose size it knows. Zeros stand for bytes outside.
-        self.0.load(offset).unwrap_or([0; N])
+        Mr::load(self, offset).unwrap_or([0; N])
     }
 
     #[inline(always)]
     fn load_words(&self, offset: usize) -> [u64; 2] {
-        match self.0.load(offset).map(u128::from_le_bytes) {
-            Ok(words) => [words as u64, (words >> 64) as u64],
-            Err(_) => [0; 2],
-        }
+        RingRegion::load_words(self, offset)
     }
 }
 
-/// The next message of a batch that is not a short request.
-pub(super) enum NextMessage<U> {
+/// What becomes of the messages of a batch.
+pub(super) trait MessageHandler<U> {
+    /// Whether short requests are lent. Otherwise they are held.
+    const LENDS_REQUESTS: bool;
+
+    /// A short request at an offset of the ring, where it is lent.
+    fn on_lent_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken);
+
+    /// A short request that is held.
+    fn on_held_request(&mut self, offset: usize, len: usize, space: HeldSpace, reply_token: ReplyToken);
+
+    /// A response at an offset of the ring, where it is lent. `user` is `None` if the call was abandoned. Returns whether to go on.
+    fn on_response(&mut self, user: Option<U>, offset: usize, len: usize) -> bool;
+}
+
+/// A message that is not short, or that has to wait for one that is not. If it is in the ring, it is lent.
+pub(super) enum OtherMessage<U> {
     /// A response in the ring. `user` is `None` if the call was abandoned.
-    Response { user: Option<U>, offset: usize, len: usize, space: HeldSpace },
+    Response { user: Option<U>, offset: usize, len: usize },
     /// A response in bulk memory.
-    BulkResponse { user: Option<U>, region: PooledRegion, len: usize, space: HeldSpace },
+    BulkResponse { user: Option<U>, region: PooledRegion, len: usize },
     /// The callee has no memory for the request.
-    Refused { user: Option<U>, space: HeldSpace },
+    Refused { user: Option<U> },
     /// A request was queued: it is a bulk request, or it is behind one.
     RequestQueued,
 }
@@ -173,7 +182,7 @@ impl<U> Connection<U> {
         Ok(Connection {
             key,
             qp_num,
-            ring,
+            ring: RingRegion::new(ring),
             is_scheduled: Cell::new(false),
             has_refused_request: Cell::new(false),
             has_stopped_receiving: Cell::new(false),
@@ -336,7 +345,7 @@ impl<U> Connection<U> {
         for at in batch.step_by(CACHE_LINE).take(flush_policy::MAX_LINES_AHEAD) {
             prefetch::for_read(self.ring.as_ptr().wrapping_add(at));
         }
-        connected.protocol.accept_batch(imm, &ReceiveRing(&self.ring)).map_err(Failure::Violation)
+        connected.protocol.accept_batch(imm, &self.ring).map_err(Failure::Violation)
     }
 
     /// As [`accept_compact`](Connection::accept_compact), for a request, in the usual case: the receive ring is free, and everything is as it
@@ -393,47 +402,62 @@ impl<U> Connection<U> {
         Ok(Some((message, may_have_news)))
     }
 
-    /// Continues with the batch: releases the message before, passes short requests to `on_request`, and returns at any
-    /// other message.
-    #[inline]
-    pub(super) fn next_message(
+    /// Continues with the batch. Returns at its end, at a message that the handler does not take, or if the handler has enough.
+    #[inline(always)]
+    pub(super) fn receive_messages<H: MessageHandler<U>>(
         &self,
-        done: Option<HeldSpace>,
-        mut on_request: impl FnMut(usize, usize, HeldSpace, ReplyToken),
-    ) -> Result<Option<NextMessage<U>>, Failure> {
+        handler: &mut H,
+    ) -> Result<Option<OtherMessage<U>>, Failure> {
         use crosstie_protocol::copyrpc::ReceivedMessage::{Request, Response};
         use crosstie_protocol::copyrpc::{ReceivedRequest, ReceivedResponse};
-        if self.has_stopped_receiving() {
-            // A callback has closed the endpoint, or a post of the callback has failed.
-            return Ok(None);
-        }
-        let mut state = self.state.borrow_mut();
-        let state = &mut *state;
-        let Some(connected) = &mut state.connected else { return Ok(None) };
-        if let Some(space) = done {
-            connected.protocol.release(space);
-        }
-        loop {
-            match connected.protocol.next_message(&ReceiveRing(&self.ring)).map_err(Failure::Violation)? {
-                None => return Ok(None),
-                Some(Request(ReceivedRequest { offset, len, bulk, space, reply_token })) => {
+        // Otherwise a callback has closed the endpoint, or a post of the callback has failed.
+        while !self.has_stopped_receiving() {
+            let mut guard = self.state.borrow_mut();
+            let state = &mut *guard;
+            let Some(connected) = &mut state.connected else { break };
+            match connected.protocol.next_message(&self.ring).map_err(Failure::Violation)? {
+                None => break,
+                Some(Request(ReceivedRequest { offset, len, bulk, reply_token })) => {
                     if bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_queued_requests()) {
                         // Field by field: a struct that is passed by reference would be kept in memory for short
                         // messages too.
-                        state.queue_request(&self.ring, offset, len, bulk, space, reply_token)?;
-                        return Ok(Some(NextMessage::RequestQueued));
+                        state.queue_request(&self.ring, offset, len, bulk, reply_token)?;
+                        return Ok(Some(OtherMessage::RequestQueued));
                     }
-                    on_request(offset, len, space, reply_token);
+                    if H::LENDS_REQUESTS {
+                        drop(guard);
+                        handler.on_lent_request(offset, len, reply_token);
+                    } else if let Some(space) = connected.protocol.hold() {
+                        drop(guard);
+                        handler.on_held_request(offset, len, space, reply_token);
+                    }
                 }
-                Some(Response(ReceivedResponse { call, user, offset, len, bulk, space })) => {
+                Some(Response(ReceivedResponse { call, user, offset, len, bulk })) => {
                     if bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_bulk_calls()) {
                         return state
-                            .accept_bulk_response(&self.ring, call, user, offset, len, bulk, space)
+                            .accept_bulk_response(&self.ring, call, user, offset, len, bulk)
                             .map(Some);
                     }
-                    return Ok(Some(NextMessage::Response { user, offset, len, space }));
+                    drop(guard);
+                    if !handler.on_response(user, offset, len) {
+                        self.pass();
+                        break;
+                    }
                 }
             }
+        }
+        Ok(None)
+    }
+
+    /// Holds the ring space of the message that was returned last.
+    pub(super) fn hold(&self) -> Option<HeldSpace> {
+        self.state.borrow_mut().connected.as_mut()?.protocol.hold()
+    }
+
+    /// Ends the loan of the message that was returned last, before the next one is asked for.
+    pub(super) fn pass(&self) {
+        if let Some(connected) = &mut self.state.borrow_mut().connected {
+            connected.protocol.pass();
         }
     }
 

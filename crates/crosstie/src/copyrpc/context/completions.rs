@@ -12,15 +12,16 @@
 //!
 //! A completion with an error, or a batch that violates the protocol, marks its connection as broken. `liveness.rs` ends it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::time::Duration;
 
 use crosstie_protocol::copyrpc::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, MAX_COMPACT_PAYLOAD};
-use crosstie_protocol::copyrpc::{CompactMessage, HeldSpace};
+use crosstie_protocol::copyrpc::{CompactMessage, HeldSpace, ReplyToken};
 
-use super::{ContextCore, PollState, RecvHandle, RingRequest};
-use crate::copyrpc::connection::{Connection, NextMessage};
+use super::request::PollHandler;
+use super::{ContextCore, PollState, RecvHandle, RequestQueue, RingRequest};
+use crate::copyrpc::connection::{Connection, MessageHandler, OtherMessage};
 use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::{MAX_COMPACT_BATCH, SEND_DEPTH};
 use crate::copyrpc::payload::{Payload, ShortPayload};
@@ -169,14 +170,10 @@ fn short_payload(words: &[u64; size_of::<ShortPayload>() / 8]) -> &ShortPayload 
 impl<U> ContextCore<U> {
     /// Receives what the last poll has left, or what has arrived. Returns the number of responses.
     #[inline(always)]
-    pub(super) fn poll_recv_cq(
-        &self,
-        state: &mut PollState<U>,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) -> usize {
+    pub(super) fn poll_recv_cq(&self, state: &mut PollState<U>, handler: &mut impl PollHandler<U>) -> usize {
         let queues = &self.queues;
         if queues.is_paused() {
-            let responses = self.receive_rest(on_response);
+            let responses = self.receive_rest(handler);
             state.forget_closed();
             return responses;
         }
@@ -189,23 +186,19 @@ impl<U> ContextCore<U> {
                 }
                 0
             }
-            NextReceive::Taken { is_stream: false } => self.receive_one(state, on_response),
-            next => self.receive_all(next, state, on_response),
+            NextReceive::Taken { is_stream: false } => self.receive_one(state, handler),
+            next => self.receive_all(next, state, handler),
         }
     }
 
     /// Receives what a completion announces that came alone: another one is not looked for before the application has seen this one.
     // Never inline: the poll that finds nothing is short, and this has the registers for itself.
     #[inline(never)]
-    fn receive_one(
-        &self,
-        state: &mut PollState<U>,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) -> usize {
+    fn receive_one(&self, state: &mut PollState<U>, handler: &mut impl PollHandler<U>) -> usize {
         let (queues, mut responses) = (&self.queues, 0);
         queues.is_recv_cq_drained.set(false);
         let is_only = || !queues.recv_cq.borrow().may_have_receives();
-        self.receive_recent(state, is_only, &mut responses, on_response);
+        self.receive_recent(state, is_only, &mut responses, handler);
         self.count_receives(1);
         if queues.posted_receives.get() <= queues.refill_at {
             self.refill_receives(u32::MAX);
@@ -219,13 +212,13 @@ impl<U> ContextCore<U> {
         &self,
         mut next: NextReceive,
         state: &mut PollState<U>,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+        handler: &mut impl PollHandler<U>,
     ) -> usize {
         let (queues, mut taken, mut responses) = (&self.queues, 0, 0);
         while let NextReceive::Taken { is_stream } = next {
             taken += 1;
             let is_only = || taken == 1 && !queues.recv_cq.borrow().may_have_receives();
-            self.receive_recent(state, is_only, &mut responses, on_response);
+            self.receive_recent(state, is_only, &mut responses, handler);
             if !is_stream || queues.is_paused() || taken == BURST {
                 break;
             }
@@ -234,7 +227,7 @@ impl<U> ContextCore<U> {
         queues.is_recv_cq_drained.set(matches!(next, NextReceive::Nothing));
         self.count_receives(taken);
         if (matches!(next, NextReceive::Unknown) || taken == BURST) && !queues.is_paused() {
-            taken += self.poll_arrivals(&mut responses, on_response);
+            taken += self.poll_arrivals(&mut responses, handler);
             state.forget_closed();
         }
         if taken > 0 && queues.posted_receives.get() <= queues.refill_at {
@@ -250,7 +243,7 @@ impl<U> ContextCore<U> {
         state: &mut PollState<U>,
         is_only: impl FnOnce() -> bool,
         responses: &mut usize,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+        handler: &mut impl PollHandler<U>,
     ) {
         let PollState { completion, recent } = &mut *state;
         let is_recent = |connection: &Rc<Connection<U>>| {
@@ -260,17 +253,13 @@ impl<U> ContextCore<U> {
             *recent = self.connection_by_qp(completion.qp_num);
         }
         let Some(connection) = recent else { return };
-        self.receive(connection, completion, is_only, responses, on_response);
+        self.receive(connection, completion, is_only, responses, handler);
         state.forget_closed();
     }
 
     /// Polls the receive CQ once. Returns the number of completions; 1 for an error.
     #[cold]
-    fn poll_arrivals(
-        &self,
-        responses: &mut usize,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) -> usize {
+    fn poll_arrivals(&self, responses: &mut usize, handler: &mut impl PollHandler<U>) -> usize {
         let queues = &self.queues;
         // Callbacks may receive but not poll, so the buffer can stay borrowed while they run.
         let mut arrivals = queues.arrivals.borrow_mut();
@@ -293,7 +282,7 @@ impl<U> ContextCore<U> {
         self.count_receives(polled);
         for (key, completion) in arrivals.iter() {
             if let Some(connection) = self.connection_by_key(*key) {
-                self.receive(&connection, completion, || polled == 1, responses, on_response);
+                self.receive(&connection, completion, || polled == 1, responses, handler);
             }
         }
         polled
@@ -314,7 +303,7 @@ impl<U> ContextCore<U> {
         completion: &Completion,
         is_only: impl FnOnce() -> bool,
         responses: &mut usize,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+        handler: &mut impl PollHandler<U>,
     ) {
         if connection.has_stopped_receiving() {
             return;
@@ -325,12 +314,12 @@ impl<U> ContextCore<U> {
         let Some(imm) = completion.imm else { return };
         let received = match compact_words(imm, completion) {
             Some(words) => {
-                if self.receive_usual_compact(connection, imm, words, responses, on_response) {
+                if self.receive_usual_compact(connection, imm, words, responses, handler) {
                     return;
                 }
-                self.receive_compact(connection, imm, words, responses, on_response)
+                self.receive_compact(connection, imm, words, responses, handler)
             }
-            None => self.receive_batch(connection, Some(imm), is_only(), responses, on_response),
+            None => self.receive_batch(connection, Some(imm), is_only(), responses, handler),
         };
         match received {
             Ok(true) => {}
@@ -341,11 +330,11 @@ impl<U> ContextCore<U> {
 
     /// Receives the rest of the batch in which the last poll has paused.
     #[cold]
-    fn receive_rest(&self, on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+    fn receive_rest(&self, handler: &mut impl PollHandler<U>) -> usize {
         let (key, mut responses) = (self.queues.paused.replace(NO_CONNECTION), 0);
         if let Some(connection) = self.connection_by_key(key)
             && !connection.has_stopped_receiving()
-            && let Err(failure) = self.receive_batch(&connection, None, false, &mut responses, on_response)
+            && let Err(failure) = self.receive_batch(&connection, None, false, &mut responses, handler)
         {
             self.mark_broken(connection, failure);
         }
@@ -361,13 +350,13 @@ impl<U> ContextCore<U> {
         imm: u32,
         words: &CompactWords,
         responses: &mut usize,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+        handler: &mut impl PollHandler<U>,
     ) -> Result<bool, Failure> {
         let [first, second, payload @ ..] = words;
         let (head, payload) = (CompactHead::from_words(*first, *second), short_payload(payload));
         let len = imm ^ COMPACT_FLAG;
         let Some((message, may_have_news)) = connection.accept_compact(len, &head)? else {
-            return self.receive_batch(connection, Some(imm), false, responses, on_response);
+            return self.receive_batch(connection, Some(imm), false, responses, handler);
         };
         if may_have_news {
             self.schedule_flush(connection);
@@ -375,11 +364,11 @@ impl<U> ContextCore<U> {
         match message {
             CompactMessage::Response { user: Some(user) } => {
                 *responses += 1;
-                on_response(user, Ok(Payload::from_copy(payload, len as usize)));
+                handler.on_response(user, Ok(Payload::from_copy(payload, len as usize)));
             }
             CompactMessage::Response { user: None } => {}
             CompactMessage::Request { reply_token } => {
-                self.requests.borrow_mut().push_copied(connection, len, reply_token, payload);
+                handler.on_copied_request(self, connection, payload, len, reply_token);
             }
         }
         Ok(true)
@@ -394,7 +383,7 @@ impl<U> ContextCore<U> {
         imm: u32,
         words: &CompactWords,
         responses: &mut usize,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+        handler: &mut impl PollHandler<U>,
     ) -> bool {
         let [first, second, payload @ ..] = words;
         let (head, payload) = (CompactHead::from_words(*first, *second), short_payload(payload));
@@ -408,7 +397,7 @@ impl<U> ContextCore<U> {
             }
             if let Some(user) = user {
                 *responses += 1;
-                on_response(user, Ok(Payload::from_copy(payload, len as usize)));
+                handler.on_response(user, Ok(Payload::from_copy(payload, len as usize)));
             }
         } else {
             let Some((reply_token, may_have_news)) = connection.accept_compact_request(len, &head) else {
@@ -417,8 +406,7 @@ impl<U> ContextCore<U> {
             if may_have_news {
                 self.schedule_flush(connection);
             }
-            let mut requests = self.requests.borrow_mut();
-            requests.push_copied(connection, len, reply_token, payload);
+            handler.on_copied_request(self, connection, payload, len, reply_token);
         }
         true
     }
@@ -431,7 +419,7 @@ impl<U> ContextCore<U> {
         imm: Option<u32>,
         may_pause: bool,
         responses: &mut usize,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
+        handler: &mut impl PollHandler<U>,
     ) -> Result<bool, Failure> {
         let mut most = usize::MAX;
         if let Some(imm) = imm {
@@ -441,76 +429,61 @@ impl<U> ContextCore<U> {
             most = (connection.pending_calls() / 2).max(MIN_ENDED);
         }
         self.schedule_flush(connection);
-        let (mut done, mut has_released, mut is_at_end) = (None, false, true);
+        let mut is_at_end = true;
         loop {
-            let next = {
-                let mut requests = None;
-                connection.next_message(done.take(), |offset, len, space, reply_token| {
-                    // Rings are shorter than 4 GiB.
-                    let (offset, len, space) = (offset as u32, len as u32, Some(space));
-                    let requests = requests.get_or_insert_with(|| self.requests.borrow_mut());
-                    // First the slot: the request then goes there without a detour.
-                    let slot = requests.next_slot();
-                    let connection = connection.clone();
-                    slot.fill(RingRequest { connection, offset, len, space, reply_token });
-                })?
+            let other = {
+                let requests = None;
+                let mut batch = BatchHandler { core: self, connection, requests, responses, most, handler };
+                connection.receive_messages(&mut batch)?
             };
-            match next {
-                None => break,
-                Some(NextMessage::Response { user, offset, len, space }) => {
-                    if let Some(user) = user {
-                        *responses += 1;
-                        on_response(user, Ok(Payload::new(&connection.ring, offset, len)));
-                    }
-                    done = Some(space);
-                }
-                Some(next) => done = self.receive_other(connection, next, responses, on_response),
-            }
-            has_released = true;
+            let Some(other) = other else { break };
+            self.receive_other(connection, other, responses, handler);
             if *responses >= most {
-                if let Some(space) = done.take() {
-                    connection.release(space);
-                }
-                is_at_end = connection.has_received_batch();
+                connection.pass();
                 break;
             }
         }
-        // The peer should know which ring space is free.
-        if has_released {
-            self.schedule_flush(connection);
+        if *responses >= most {
+            is_at_end = connection.has_received_batch();
         }
+        // The peer should know which ring space is free. Callbacks may have flushed the connection.
+        self.schedule_flush(connection);
         Ok(is_at_end)
     }
 
-    /// Receives a message that is not in the ring. Returns its space there.
+    /// Receives a message that is not short, or that has to wait for one.
     #[cold]
     fn receive_other(
         &self,
         connection: &Rc<Connection<U>>,
-        message: NextMessage<U>,
+        message: OtherMessage<U>,
         responses: &mut usize,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) -> Option<HeldSpace> {
+        handler: &mut impl PollHandler<U>,
+    ) {
         match message {
-            NextMessage::Response { space, .. } => Some(space),
-            NextMessage::BulkResponse { user, region, len, space } => {
+            OtherMessage::Response { user, offset, len } => {
                 if let Some(user) = user {
                     *responses += 1;
-                    on_response(user, Ok(Payload::new(region.mr(), 0, len)));
+                    handler.on_response(user, Ok(Payload::in_ring(&connection.ring, offset, len)));
+                }
+            }
+            OtherMessage::BulkResponse { user, region, len } => {
+                if let Some(user) = user {
+                    *responses += 1;
+                    handler.on_response(user, Ok(Payload::new(region.mr(), 0, len)));
                 }
                 connection.put_back_response(region);
-                Some(space)
             }
-            NextMessage::Refused { user, space } => {
+            OtherMessage::Refused { user } => {
                 if let Some(user) = user {
                     *responses += 1;
-                    on_response(user, Err(CallFailed::NoMemory));
+                    handler.on_response(user, Err(CallFailed::NoMemory));
                 }
-                Some(space)
             }
-            NextMessage::RequestQueued => {
+            OtherMessage::RequestQueued => {
                 self.collect_ready(connection);
-                None
+                // Those behind it must not come before it.
+                handler.on_queued_requests();
             }
         }
     }
@@ -598,6 +571,48 @@ impl<U> ContextCore<U> {
     pub(super) fn refill_all_receives(&self) {
         self.queues.posted_receives.set(0);
         self.refill_receives(u32::MAX);
+    }
+}
+
+/// What becomes of the messages of a batch: they go to the handler of the poll, and requests that it does not take to the queue.
+struct BatchHandler<'p, U, H> {
+    core: &'p ContextCore<U>,
+    connection: &'p Rc<Connection<U>>,
+    /// The queue, while requests follow one another.
+    requests: Option<RefMut<'p, RequestQueue<U>>>,
+    responses: &'p mut usize,
+    /// So many responses are enough.
+    most: usize,
+    handler: &'p mut H,
+}
+
+impl<U, H: PollHandler<U>> MessageHandler<U> for BatchHandler<'_, U, H> {
+    const LENDS_REQUESTS: bool = H::LENDS_REQUESTS;
+
+    #[inline(always)]
+    fn on_lent_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) {
+        self.handler.on_ring_request(self.core, self.connection, offset, len, reply_token);
+    }
+
+    #[inline(always)]
+    fn on_held_request(&mut self, offset: usize, len: usize, space: HeldSpace, reply_token: ReplyToken) {
+        // Rings are shorter than 4 GiB.
+        let (offset, len, space) = (offset as u32, len as u32, Some(space));
+        let requests = self.requests.get_or_insert_with(|| self.core.requests.borrow_mut());
+        // First the slot: the request then goes there without a detour.
+        let slot = requests.next_slot();
+        let connection = self.connection.clone();
+        slot.fill(RingRequest { connection, offset, len, space, reply_token });
+    }
+
+    #[inline(always)]
+    fn on_response(&mut self, user: Option<U>, offset: usize, len: usize) -> bool {
+        self.requests = None;
+        if let Some(user) = user {
+            *self.responses += 1;
+            self.handler.on_response(user, Ok(Payload::in_ring(&self.connection.ring, offset, len)));
+        }
+        *self.responses < self.most
     }
 }
 

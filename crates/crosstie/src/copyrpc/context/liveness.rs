@@ -20,9 +20,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::ContextCore;
+use super::request::PollHandler;
 use crate::copyrpc::connection::Connection;
 use crate::copyrpc::error::{CallFailed, Failure};
-use crate::copyrpc::payload::Payload;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::Status;
 
@@ -100,10 +100,7 @@ impl<U> ContextCore<U> {
 
     /// Does the checks that are due, ends broken connections, and reports calls that ended. Returns how many there were.
     #[cold]
-    pub(super) fn check_liveness(
-        &self,
-        on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>),
-    ) -> usize {
+    pub(super) fn check_liveness(&self, handler: &mut impl PollHandler<U>) -> usize {
         let now = self.liveness.clock.read();
         if now >= self.liveness.next_check.get() {
             // Errors of work requests that have not asked for a completion.
@@ -117,7 +114,7 @@ impl<U> ContextCore<U> {
             let next = self.liveness.ended.borrow_mut().pop_front();
             let Some((user, cause)) = next else { break };
             count += 1;
-            on_response(user, Err(cause));
+            handler.on_response(user, Err(cause));
         }
         // A callback may have found another failure. The next poll ends that connection.
         self.liveness.has_failures.set(!self.liveness.broken.borrow().is_empty());

@@ -4,14 +4,15 @@
 //! - `flush.rs`: which connections have something to post.
 //! - `completions.rs`: the completion queues and the shared receive queue.
 //! - `liveness.rs`: deadlines, dead peers, and the end of broken connections.
-//! - `endpoint.rs`, `recv_handle.rs`, `raw.rs`: what the application holds.
+//! - `endpoint.rs`, `request.rs`, `recv_handle.rs`, `raw.rs`: what the application holds.
 //! - `waitable.rs`: waiting for a context together with other sources.
 //!
 //! The order of a poll:
 //!
 //! ```text
 //! 1. flush the connections that have something to post (a small batch may be held back)
-//! 2. poll the receive CQ, unless the last poll left something of it: parse batches, call back for responses, queue requests
+//! 2. poll the receive CQ, unless the last poll left something of it: parse batches, call back for responses, and for requests,
+//!    or queue them
 //! 3. refill the shared receive queue: some if nothing arrived, all if a third is used
 //! 4. poll the send CQ: every 16th time if a completion is expected, every time while a flush waits for completions
 //! 5. when the clock is due or something failed: expire deadlines, check that peers are alive, end broken connections
@@ -23,6 +24,7 @@ mod flush;
 mod liveness;
 mod raw;
 mod recv_handle;
+mod request;
 mod waitable;
 
 use std::cell::{Cell, RefCell};
@@ -49,6 +51,8 @@ use liveness::Liveness;
 pub use endpoint::Endpoint;
 pub use recv_handle::RecvHandle;
 use recv_handle::{RequestQueue, RingRequest};
+pub use request::Request;
+use request::{LendRequests, PollHandler, QueueRequests};
 
 /// The longest time that a wait sleeps on the receive CQ before it looks at the send CQ, the deadlines and the peers: while an
 /// operation is under way, and otherwise.
@@ -167,8 +171,64 @@ impl<U> Context<U> {
     /// `on_response` may call, reply and receive. A poll inside it does nothing. If it panics, all connections of the
     /// context end.
     #[inline]
-    pub fn poll(&self, mut on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
-        self.core.poll(&mut on_response)
+    pub fn poll(&self, on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+        self.core.poll(&mut QueueRequests(on_response))
+    }
+
+    /// As [`poll`](Context::poll), and hands requests to `on_request`, where they can be answered at once: each where it has arrived, without
+    /// the detour through the queue of [`recv`](Context::recv). Requests that wait there come first. Returns the number of requests and of calls
+    /// that have ended.
+    ///
+    /// ```
+    /// # use crosstie::copyrpc::{Config, Context, EndpointConfig};
+    /// # use crosstie::device::ConnectConfig;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (here, there) = (Context::<()>::open(&"software".parse()?, &Config::default())?,
+    /// #                      Context::<()>::open(&"software".parse()?, &Config::default())?);
+    /// # let (client, server) = (here.create_endpoint(&EndpointConfig::default())?,
+    /// #                         there.create_endpoint(&EndpointConfig::default())?);
+    /// # client.connect(&server.address(), &ConnectConfig::default())?;
+    /// # server.connect(&client.address(), &ConnectConfig::default())?;
+    /// client.call(b"first", 16, ())?;
+    /// client.call(b"second", 16, ())?;
+    /// let (mut deferred, mut answers) = (Vec::new(), Vec::new());
+    /// while answers.len() < 2 {
+    ///     here.poll(|(), response| answers.extend(response.map(|bytes| bytes.to_vec())));
+    ///     there.serve(
+    ///         |request| match request.data().to_vec().as_slice() {
+    ///             b"first" => deferred.push(request.defer()), // answered later
+    ///             _ => request.reply(b"at once").map_err(|(cause, _)| cause).expect("a response"),
+    ///         },
+    ///         |(), _| (),
+    ///     );
+    ///     if !answers.is_empty() && let Some(request) = deferred.pop() {
+    ///         request.reply(b"later").map_err(|(cause, _)| cause)?;
+    ///     }
+    /// }
+    /// assert_eq!(answers, [&b"at once"[..], b"later"]);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Both callbacks may call, reply and receive. A poll inside of them does nothing. If one panics, all connections of the context end.
+    ///
+    /// A request cannot leave the handler, unless it is [deferred](Request::defer):
+    ///
+    /// ```compile_fail
+    /// # use crosstie::copyrpc::Context;
+    /// fn keep(context: &Context<()>) {
+    ///     let mut kept = Vec::new();
+    ///     context.serve(|request| kept.push(request), |(), _| ());
+    /// }
+    /// ```
+    #[inline]
+    pub fn serve(
+        &self,
+        on_request: impl FnMut(Request<'_, U>),
+        on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> usize {
+        let mut handler = LendRequests { core: &self.core, on_request, on_response, requests: 0 };
+        let ended = self.core.poll(&mut handler);
+        handler.requests + ended
     }
 
     /// The next request, in the order of arrival.
@@ -186,19 +246,7 @@ impl<U> Context<U> {
         on_ring_request: impl FnOnce(&mut T, RecvHandle<U>) -> R,
         on_other: impl FnOnce(&mut T, RecvHandle<U>) -> R,
     ) -> Option<R> {
-        let mut requests = self.core.requests.borrow_mut();
-        let other = match requests.take_first() {
-            Some(request) => RecvHandle::with_copy(request, &self.core),
-            None => match requests.take_in_ring()? {
-                Ok(request) => {
-                    drop(requests);
-                    return Some(on_ring_request(receiver, RecvHandle::new(request, &self.core)));
-                }
-                Err(request) => requests.take_behind(request, &self.core)?,
-            },
-        };
-        drop(requests);
-        Some(on_other(receiver, other))
+        self.core.recv_with(receiver, on_ring_request, on_other)
     }
 
     /// Sends everything now. No batch is held back.
@@ -244,17 +292,46 @@ impl<U> Drop for Context<U> {
 }
 
 impl<U> ContextCore<U> {
+    /// The next request in the queue.
+    fn take_request(self: &Rc<Self>) -> Option<RecvHandle<U>> {
+        self.recv_with(&mut (), |(), request| request, |(), request| request)
+    }
+
+    /// See [`Context::recv_with`].
+    #[inline(always)]
+    fn recv_with<T, R>(
+        self: &Rc<Self>,
+        receiver: &mut T,
+        on_ring_request: impl FnOnce(&mut T, RecvHandle<U>) -> R,
+        on_other: impl FnOnce(&mut T, RecvHandle<U>) -> R,
+    ) -> Option<R> {
+        let mut requests = self.requests.borrow_mut();
+        let other = match requests.take_first() {
+            Some(request) => RecvHandle::with_copy(request, self),
+            None => match requests.take_in_ring()? {
+                Ok(request) => {
+                    drop(requests);
+                    return Some(on_ring_request(receiver, RecvHandle::new(request, self)));
+                }
+                Err(request) => requests.take_behind(request, self)?,
+            },
+        };
+        drop(requests);
+        Some(on_other(receiver, other))
+    }
+
     #[inline]
-    fn poll(&self, on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+    fn poll(&self, handler: &mut impl PollHandler<U>) -> usize {
         let Ok(mut state) = self.poll_state.try_borrow_mut() else { return 0 };
         let guard = PollGuard(self);
         self.has_sent_alone.set(false);
         if self.flush_list.has_connections() {
             self.flush_connections(true);
         }
-        let mut ended = self.poll_recv_cq(&mut state, on_response);
+        handler.on_queued_requests();
+        let mut ended = self.poll_recv_cq(&mut state, handler);
         if self.liveness.clock.is_step() || self.flush_list.awaits_completions() {
-            ended += self.poll_rarely(on_response);
+            ended += self.poll_rarely(handler);
             state.forget_closed();
         }
         std::mem::forget(guard);
@@ -263,14 +340,14 @@ impl<U> ContextCore<U> {
 
     /// What need not be done by every poll, and what is due.
     #[cold]
-    fn poll_rarely(&self, on_response: &mut impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
+    fn poll_rarely(&self, handler: &mut impl PollHandler<U>) -> usize {
         let is_due = self.liveness.clock.is_due_at_step();
         if self.flush_list.awaits_completions() || self.expects_send_completion(is_due) {
             self.poll_send_cq();
         }
         // Responses that have arrived are reported before the end of their connection.
         if (is_due || self.liveness.has_failures()) && !self.queues.is_paused() {
-            return self.check_liveness(on_response);
+            return self.check_liveness(handler);
         }
         0
     }

@@ -255,6 +255,25 @@ impl<U> RecvHandle<U> {
         RecvHandle { connection, core, offset: 0, len, space: None, reply_token, body }
     }
 
+    /// A request that was lent, and is kept.
+    pub(super) fn from_lent(
+        connection: &Rc<Connection<U>>,
+        core: &Rc<ContextCore<U>>,
+        payload: Payload<'_>,
+        reply_token: Option<ReplyToken>,
+    ) -> RecvHandle<U> {
+        let (connection, core, len) = (connection.clone(), core.clone(), payload.len() as u32);
+        let (offset, space, body) = match connection.hold() {
+            Some(space) => (payload.offset_in(&connection.ring) as u32, Some(space), RequestBody::Ring),
+            None => {
+                let mut copy = ShortPayload::default();
+                payload.copy_to(&mut copy);
+                (0, None, RequestBody::Copy(copy))
+            }
+        };
+        RecvHandle { connection, core, offset, len, space, reply_token, body }
+    }
+
     /// A request that was queued: a bulk request, or one behind a bulk request.
     pub(super) fn from_queued(
         connection: Rc<Connection<U>>,
@@ -266,6 +285,10 @@ impl<U> RecvHandle<U> {
         let (offset, len) = (offset as u32, len as u32);
         let (reply_token, body) = (Some(reply_token), RequestBody::Bulk { region, response_buffer });
         RecvHandle { connection, core, offset, len, space, reply_token, body }
+    }
+
+    pub(super) fn connection(&self) -> &Rc<Connection<U>> {
+        &self.connection
     }
 
     /// The endpoint that the request arrived through.
@@ -281,8 +304,8 @@ impl<U> RecvHandle<U> {
         match &self.body {
             RequestBody::Bulk { region: Some(region), .. } => Payload::new(region.mr(), offset, len),
             RequestBody::Copy(copy) => Payload::from_copy(copy, len),
-            _ if self.space.is_none() => Payload::new(&self.connection.ring, offset, 0),
-            _ => Payload::new(&self.connection.ring, offset, len),
+            _ if self.space.is_none() => Payload::EMPTY,
+            _ => Payload::in_ring(&self.connection.ring, offset, len),
         }
     }
 
@@ -341,19 +364,12 @@ impl<U> RecvHandle<U> {
         let Some(token) = self.reply_token.take() else { return Err(Failure::Closed.into()) };
         match self.connection.reply(token, &mut self.space, payload, &self.core.counters) {
             Ok(timing) => {
-                self.note_reply(timing);
+                self.core.note_reply(&self.connection, timing);
                 Ok(())
             }
             Err((cause, None)) => Err(cause),
             Err((cause, Some(token))) => self.reply_otherwise(cause, token, payload),
         }
-    }
-
-    #[inline(always)]
-    fn note_reply(&self, timing: SendTiming) {
-        let replies = &self.core.counters.replies;
-        replies.set(replies.get() + 1);
-        self.core.flush_after_write(&self.connection, timing);
     }
 
     /// Replies in the buffer that the call named, if the response is too long for the ring. Otherwise keeps the token.
@@ -371,7 +387,7 @@ impl<U> RecvHandle<U> {
         };
         match replied {
             Ok(timing) => {
-                self.note_reply(timing);
+                self.core.note_reply(&self.connection, timing);
                 Ok(())
             }
             Err((cause, token)) => {
@@ -387,15 +403,7 @@ impl<U> RecvHandle<U> {
     fn give_back(&mut self) {
         self.detach();
         if let Some(token) = self.reply_token.take() {
-            self.reply_nothing(token);
-        }
-    }
-
-    /// Without a response its credit would be lost. A connection that has ended needs none.
-    fn reply_nothing(&self, token: ReplyToken) {
-        if self.connection.reply(token, &mut None, &[], &self.core.counters).is_ok() {
-            self.core.counters.borrow_mut().unanswered += 1;
-            self.core.schedule_flush(&self.connection);
+            self.core.reply_nothing(&self.connection, token);
         }
     }
 
@@ -421,6 +429,26 @@ impl<U> RecvHandle<U> {
             Err(_) => self.core.schedule_flush(&self.connection),
         }
         replied.map(|()| SendTiming::WithNextPoll)
+    }
+}
+
+impl<U> ContextCore<U> {
+    /// Counts a reply, and sends it if it is time.
+    #[inline(always)]
+    pub(super) fn note_reply(&self, connection: &Rc<Connection<U>>, timing: SendTiming) {
+        let replies = &self.counters.replies;
+        replies.set(replies.get() + 1);
+        self.flush_after_write(connection, timing);
+    }
+
+    /// Answers a request with an empty payload: without a response its credit would be lost. A connection that has ended needs none.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn reply_nothing(&self, connection: &Rc<Connection<U>>, token: ReplyToken) {
+        if connection.reply(token, &mut None, &[], &self.counters).is_ok() {
+            self.counters.borrow_mut().unanswered += 1;
+            self.schedule_flush(connection);
+        }
     }
 }
 

@@ -1,0 +1,288 @@
+//! A request as a handler gets it, and what a poll does with what it receives.
+
+use std::rc::Rc;
+
+use crosstie_protocol::copyrpc::ReplyToken;
+
+use super::{ContextCore, RecvHandle, RingRequest};
+use crate::copyrpc::address::EndpointId;
+use crate::copyrpc::connection::Connection;
+use crate::copyrpc::error::{CallFailed, Failure, NotReplied};
+use crate::copyrpc::payload::{Payload, ShortPayload};
+
+/// A request that is lent to the handler of [`Context::serve`](super::Context::serve), which answers it in place, or keeps it: see
+/// [`defer`](Request::defer).
+///
+/// A request that is dropped without a reply is answered with an empty payload.
+// All fields are numbers and references, so that they stay in registers where the handler is inlined.
+#[must_use = "the peer waits for a response"]
+pub struct Request<'c, U> {
+    core: &'c Rc<ContextCore<U>>,
+    connection: &'c Rc<Connection<U>>,
+    payload: Payload<'c>,
+    reply_token: Option<ReplyToken>,
+    /// The request, if it waited for the handler; for example until its bulk payload had arrived. The payload and the token are there.
+    held: Option<&'c mut Option<RecvHandle<U>>>,
+}
+
+impl<'c, U> Request<'c, U> {
+    /// The endpoint that the request arrived through.
+    #[inline]
+    pub fn endpoint(&self) -> EndpointId {
+        EndpointId(self.connection.key)
+    }
+
+    /// The payload.
+    #[inline(always)]
+    pub fn data(&self) -> Payload<'_> {
+        match &self.held {
+            None => self.payload,
+            Some(held) => held_data(held),
+        }
+    }
+
+    /// The longest response that the caller allows.
+    #[inline(always)]
+    pub fn response_limit(&self) -> u64 {
+        match &self.held {
+            None => self.reply_token.as_ref().map_or(0, ReplyToken::max_len),
+            Some(held) => held.as_ref().map_or(0, RecvHandle::response_limit),
+        }
+    }
+
+    /// Keeps the request, so that it can be answered after the handler has returned.
+    #[inline]
+    pub fn defer(mut self) -> RecvHandle<U> {
+        let held = self.held.as_mut().and_then(|held| held.take());
+        held.unwrap_or_else(|| {
+            RecvHandle::from_lent(self.connection, self.core, self.payload, self.reply_token.take())
+        })
+    }
+
+    /// Sends the response, as [`RecvHandle::reply`] does.
+    #[inline(always)]
+    pub fn reply(mut self, payload: &[u8]) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
+        match self.reply_in_place(payload) {
+            Ok(()) => Ok(()),
+            Err(cause) => Err((cause, self.needs_reply().then(|| self.defer()))),
+        }
+    }
+
+    /// As [`reply`](Request::reply). After an error, the request can be answered again if it [needs](Request::needs_reply) a reply.
+    #[inline(always)]
+    pub(in crate::copyrpc) fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
+        let Some(token) = self.reply_token.take() else {
+            return reply_held(self.held.as_deref_mut(), payload);
+        };
+        // Its ring space is passed when the poll continues.
+        match self.connection.reply(token, &mut None, payload, &self.core.counters) {
+            Ok(timing) => {
+                self.core.note_reply(self.connection, timing);
+                Ok(())
+            }
+            Err((cause, token)) => {
+                self.reply_token = token;
+                Err(cause)
+            }
+        }
+    }
+
+    /// Whether no response was sent.
+    #[inline(always)]
+    pub(in crate::copyrpc) fn needs_reply(&self) -> bool {
+        self.reply_token.is_some() || held_needs_reply(self.held.as_deref())
+    }
+
+    /// Releases memory that the response may need. The payload is empty afterwards.
+    #[inline(always)]
+    pub(in crate::copyrpc) fn detach(&mut self) {
+        if let Some(Some(handle)) = &mut self.held {
+            handle.detach();
+        }
+    }
+}
+
+// Apart from the code of handlers.
+
+#[cold]
+#[inline(never)]
+fn held_data<U>(held: &Option<RecvHandle<U>>) -> Payload<'_> {
+    held.as_ref().map_or(Payload::EMPTY, RecvHandle::data)
+}
+
+#[cold]
+#[inline(never)]
+fn reply_held<U>(held: Option<&mut Option<RecvHandle<U>>>, payload: &[u8]) -> Result<(), NotReplied> {
+    match held {
+        Some(Some(handle)) => handle.reply_in_place(payload),
+        _ => Err(Failure::Closed.into()),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn held_needs_reply<U>(held: Option<&Option<RecvHandle<U>>>) -> bool {
+    matches!(held, Some(Some(handle)) if handle.needs_reply())
+}
+
+impl<U> Drop for Request<'_, U> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(token) = self.reply_token.take() {
+            self.core.reply_nothing(self.connection, token);
+        }
+    }
+}
+
+/// What a poll does with what it receives.
+pub(super) trait PollHandler<U> {
+    /// Whether requests in the ring are lent. Otherwise the poll holds and queues them, which is less work in a batch.
+    const LENDS_REQUESTS: bool;
+
+    fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>);
+
+    /// Handles a short request whose payload is in the ring, where it is lent.
+    fn on_ring_request(
+        &mut self,
+        core: &ContextCore<U>,
+        connection: &Rc<Connection<U>>,
+        offset: usize,
+        len: usize,
+        reply_token: ReplyToken,
+    );
+
+    /// Handles a short request whose payload came with its completion.
+    fn on_copied_request(
+        &mut self,
+        core: &ContextCore<U>,
+        connection: &Rc<Connection<U>>,
+        copy: &ShortPayload,
+        len: u32,
+        reply_token: ReplyToken,
+    );
+
+    /// Handles the requests that wait in the queue.
+    fn on_queued_requests(&mut self);
+}
+
+/// Responses go to a callback, requests to the queue of [`Context::recv`](super::Context::recv).
+pub(super) struct QueueRequests<F>(pub(super) F);
+
+impl<U, F: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRequests<F> {
+    const LENDS_REQUESTS: bool = false;
+
+    #[inline(always)]
+    fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
+        (self.0)(user, response);
+    }
+
+    #[inline(always)]
+    fn on_ring_request(
+        &mut self,
+        core: &ContextCore<U>,
+        connection: &Rc<Connection<U>>,
+        offset: usize,
+        len: usize,
+        reply_token: ReplyToken,
+    ) {
+        // Rings are shorter than 4 GiB.
+        let (offset, len, space) = (offset as u32, len as u32, connection.hold());
+        let connection = connection.clone();
+        let mut requests = core.requests.borrow_mut();
+        requests.next_slot().fill(RingRequest { connection, offset, len, space, reply_token });
+    }
+
+    #[inline(always)]
+    fn on_copied_request(
+        &mut self,
+        core: &ContextCore<U>,
+        connection: &Rc<Connection<U>>,
+        copy: &ShortPayload,
+        len: u32,
+        reply_token: ReplyToken,
+    ) {
+        core.requests.borrow_mut().push_copied(connection, len, reply_token, copy);
+    }
+
+    #[inline(always)]
+    fn on_queued_requests(&mut self) {}
+}
+
+/// Responses and requests go to callbacks.
+pub(super) struct LendRequests<'c, U, F, G> {
+    pub(super) core: &'c Rc<ContextCore<U>>,
+    pub(super) on_request: F,
+    pub(super) on_response: G,
+    /// Requests so far.
+    pub(super) requests: usize,
+}
+
+impl<U, F, G> PollHandler<U> for LendRequests<'_, U, F, G>
+where
+    F: FnMut(Request<'_, U>),
+    G: FnMut(U, Result<Payload<'_>, CallFailed>),
+{
+    const LENDS_REQUESTS: bool = true;
+
+    #[inline(always)]
+    fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
+        (self.on_response)(user, response);
+    }
+
+    #[inline(always)]
+    fn on_ring_request(
+        &mut self,
+        _: &ContextCore<U>,
+        connection: &Rc<Connection<U>>,
+        offset: usize,
+        len: usize,
+        reply_token: ReplyToken,
+    ) {
+        let payload = Payload::in_ring(&connection.ring, offset, len);
+        self.handle(connection, payload, Some(reply_token), None);
+    }
+
+    #[inline(always)]
+    fn on_copied_request(
+        &mut self,
+        _: &ContextCore<U>,
+        connection: &Rc<Connection<U>>,
+        copy: &ShortPayload,
+        len: u32,
+        reply_token: ReplyToken,
+    ) {
+        self.handle(connection, Payload::from_copy(copy, len as usize), Some(reply_token), None);
+    }
+
+    #[inline(always)]
+    fn on_queued_requests(&mut self) {
+        if !self.core.requests.borrow().is_empty() {
+            self.handle_queued();
+        }
+    }
+}
+
+impl<U, F: FnMut(Request<'_, U>), G> LendRequests<'_, U, F, G> {
+    /// Hands a request to the handler. One that is held has no payload and no token.
+    // Never inline, and nothing else calls the handler: so the compiler inlines the handler here, and everything stays in registers.
+    #[inline(never)]
+    fn handle(
+        &mut self,
+        connection: &Rc<Connection<U>>,
+        payload: Payload<'_>,
+        reply_token: Option<ReplyToken>,
+        held: Option<&mut Option<RecvHandle<U>>>,
+    ) {
+        self.requests += 1;
+        (self.on_request)(Request { core: self.core, connection, payload, reply_token, held });
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn handle_queued(&mut self) {
+        while let Some(handle) = self.core.take_request() {
+            let connection = handle.connection().clone();
+            self.handle(&connection, Payload::EMPTY, None, Some(&mut Some(handle)));
+        }
+    }
+}
