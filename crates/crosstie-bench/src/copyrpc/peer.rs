@@ -190,7 +190,8 @@ impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
         let CopyrpcPeer { context, message, len, over, .. } = self;
         let (mut count, mut is_last, mut failed) = (0, false, None);
         context.serve(
-            |request| {
+            message,
+            |message, request| {
                 let Some(number) = M::number_of(request.data(), *len) else {
                     failed = Some(Error::Peer("it sent a request of the wrong length".into()));
                     return;
@@ -205,7 +206,7 @@ impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
                     failed = Some(Error::rpc("replying")(cause));
                 }
             },
-            |_, _| (),
+            |_, _, _| (),
         );
         if let Some(error) = failed {
             return Err(error);

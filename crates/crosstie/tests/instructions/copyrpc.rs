@@ -70,11 +70,12 @@ impl Pair {
                     }
                 } else {
                     self.server.serve(
-                        |request| {
-                            let len = request.data().copy_to(&mut buffer);
+                        &mut buffer,
+                        |buffer, request| {
+                            let len = request.data().copy_to(buffer);
                             assert!(request.reply(&buffer[..len]).is_ok());
                         },
-                        |_, _| (),
+                        |_, _, _| (),
                     );
                 }
                 self.server.flush();
@@ -119,8 +120,7 @@ fn typed() -> impl FnMut() {
                         answered += 1;
                     }
                 }
-                server.poll(|_, _| ());
-                service.serve(&server);
+                service.poll(&server, |_, _| ());
             }
             calls.clear();
         }

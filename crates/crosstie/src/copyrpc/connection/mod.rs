@@ -125,8 +125,8 @@ pub(super) trait MessageHandler<U> {
     /// Whether short requests are lent. Otherwise they are held.
     const LENDS_REQUESTS: bool;
 
-    /// A short request at an offset of the ring, where it is lent.
-    fn on_lent_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken);
+    /// A short request at an offset of the ring, where it is lent. Returns whether to go on.
+    fn on_lent_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) -> bool;
 
     /// A short request that is held.
     fn on_held_request(&mut self, offset: usize, len: usize, space: HeldSpace, reply_token: ReplyToken);
@@ -426,7 +426,10 @@ impl<U> Connection<U> {
                     }
                     if H::LENDS_REQUESTS {
                         drop(guard);
-                        handler.on_lent_request(offset, len, reply_token);
+                        if !handler.on_lent_request(offset, len, reply_token) {
+                            self.pass();
+                            break;
+                        }
                     } else if let Some(space) = connected.protocol.hold() {
                         drop(guard);
                         handler.on_held_request(offset, len, space, reply_token);

@@ -219,7 +219,7 @@ impl<U> ContextCore<U> {
             taken += 1;
             let is_only = || taken == 1 && !queues.recv_cq.borrow().may_have_receives();
             self.receive_recent(state, is_only, &mut responses, handler);
-            if !is_stream || queues.is_paused() || taken == BURST {
+            if !is_stream || queues.is_paused() || taken == BURST || handler.has_enough() {
                 break;
             }
             next = queues.recv_cq.borrow_mut().take_receive(&mut state.completion);
@@ -253,7 +253,7 @@ impl<U> ContextCore<U> {
             *recent = self.connection_by_qp(completion.qp_num);
         }
         let Some(connection) = recent else { return };
-        self.receive(connection, completion, is_only, responses, handler);
+        self.receive(connection, completion, is_only, true, responses, handler);
         state.forget_closed();
     }
 
@@ -282,7 +282,8 @@ impl<U> ContextCore<U> {
         self.count_receives(polled);
         for (key, completion) in arrivals.iter() {
             if let Some(connection) = self.connection_by_key(*key) {
-                self.receive(&connection, completion, || polled == 1, responses, handler);
+                // Several batches cannot wait for the next poll.
+                self.receive(&connection, completion, || polled == 1, polled == 1, responses, handler);
             }
         }
         polled
@@ -295,13 +296,15 @@ impl<U> ContextCore<U> {
         self.counters.count_receives(count);
     }
 
-    /// Receives the batch that a completion announces. `is_only`: whether it is the only one that this poll has found.
+    /// Receives the batch that a completion announces. `is_only`: whether it is the only one that this poll has found. `may_stop`: the rest of
+    /// it can be left to the next poll.
     #[inline(always)]
     fn receive(
         &self,
         connection: &Rc<Connection<U>>,
         completion: &Completion,
         is_only: impl FnOnce() -> bool,
+        may_stop: bool,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
     ) {
@@ -317,9 +320,9 @@ impl<U> ContextCore<U> {
                 if self.receive_usual_compact(connection, imm, words, responses, handler) {
                     return;
                 }
-                self.receive_compact(connection, imm, words, responses, handler)
+                self.receive_compact(connection, imm, words, may_stop, responses, handler)
             }
-            None => self.receive_batch(connection, Some(imm), is_only(), responses, handler),
+            None => self.receive_batch(connection, Some(imm), is_only(), may_stop, responses, handler),
         };
         match received {
             Ok(true) => {}
@@ -334,9 +337,12 @@ impl<U> ContextCore<U> {
         let (key, mut responses) = (self.queues.paused.replace(NO_CONNECTION), 0);
         if let Some(connection) = self.connection_by_key(key)
             && !connection.has_stopped_receiving()
-            && let Err(failure) = self.receive_batch(&connection, None, false, &mut responses, handler)
         {
-            self.mark_broken(connection, failure);
+            match self.receive_batch(&connection, None, false, true, &mut responses, handler) {
+                Ok(true) => {}
+                Ok(false) => self.queues.paused.set(key),
+                Err(failure) => self.mark_broken(connection, failure),
+            }
         }
         responses
     }
@@ -349,6 +355,7 @@ impl<U> ContextCore<U> {
         connection: &Rc<Connection<U>>,
         imm: u32,
         words: &CompactWords,
+        may_stop: bool,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
     ) -> Result<bool, Failure> {
@@ -356,7 +363,7 @@ impl<U> ContextCore<U> {
         let (head, payload) = (CompactHead::from_words(*first, *second), short_payload(payload));
         let len = imm ^ COMPACT_FLAG;
         let Some((message, may_have_news)) = connection.accept_compact(len, &head)? else {
-            return self.receive_batch(connection, Some(imm), false, responses, handler);
+            return self.receive_batch(connection, Some(imm), false, may_stop, responses, handler);
         };
         if may_have_news {
             self.schedule_flush(connection);
@@ -412,12 +419,14 @@ impl<U> ContextCore<U> {
     }
 
     /// Receives the batch that `imm` announced, or the rest of the one before. Returns whether it was received to its end: if `may_pause`, it
-    /// stops after half of many pending calls, so that the application makes new ones while the others are still to be received.
+    /// stops after half of many pending calls, so that the application makes new ones while the others are still to be received; if
+    /// `may_stop`, after as many requests as the handler takes.
     fn receive_batch(
         &self,
         connection: &Rc<Connection<U>>,
         imm: Option<u32>,
         may_pause: bool,
+        may_stop: bool,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
     ) -> Result<bool, Failure> {
@@ -429,23 +438,25 @@ impl<U> ContextCore<U> {
             most = (connection.pending_calls() / 2).max(MIN_ENDED);
         }
         self.schedule_flush(connection);
-        let mut is_at_end = true;
-        loop {
+        let is_at_end = loop {
             let other = {
                 let requests = None;
-                let mut batch = BatchHandler { core: self, connection, requests, responses, most, handler };
+                let mut batch =
+                    BatchHandler { core: self, connection, requests, responses, most, may_stop, handler };
                 connection.receive_messages(&mut batch)?
             };
-            let Some(other) = other else { break };
-            self.receive_other(connection, other, responses, handler);
-            if *responses >= most {
-                connection.pass();
-                break;
+            let is_at_end = other.is_none();
+            if let Some(other) = other {
+                self.receive_other(connection, other, responses, handler);
             }
-        }
-        if *responses >= most {
-            is_at_end = connection.has_received_batch();
-        }
+            if *responses >= most || may_stop && handler.has_enough() {
+                connection.pass();
+                break connection.has_received_batch();
+            }
+            if is_at_end {
+                break true;
+            }
+        };
         // The peer should know which ring space is free. Callbacks may have flushed the connection.
         self.schedule_flush(connection);
         Ok(is_at_end)
@@ -583,6 +594,8 @@ struct BatchHandler<'p, U, H> {
     responses: &'p mut usize,
     /// So many responses are enough.
     most: usize,
+    /// Whether it stops if the handler of the poll has enough.
+    may_stop: bool,
     handler: &'p mut H,
 }
 
@@ -590,8 +603,9 @@ impl<U, H: PollHandler<U>> MessageHandler<U> for BatchHandler<'_, U, H> {
     const LENDS_REQUESTS: bool = H::LENDS_REQUESTS;
 
     #[inline(always)]
-    fn on_lent_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) {
+    fn on_lent_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) -> bool {
         self.handler.on_ring_request(self.core, self.connection, offset, len, reply_token);
+        !(self.may_stop && self.handler.has_enough())
     }
 
     #[inline(always)]

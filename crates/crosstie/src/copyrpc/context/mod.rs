@@ -176,8 +176,8 @@ impl<U> Context<U> {
     }
 
     /// As [`poll`](Context::poll), and hands requests to `on_request`, where they can be answered at once: each where it has arrived, without
-    /// the detour through the queue of [`recv`](Context::recv). Requests that wait there come first. Returns the number of requests and of calls
-    /// that have ended.
+    /// the detour through the queue of [`recv`](Context::recv). Requests that wait there come first. Both callbacks get `state`. Returns the
+    /// number of requests and of calls that have ended. After about 256 requests it stops; the next poll continues.
     ///
     /// ```
     /// # use crosstie::copyrpc::{Config, Context, EndpointConfig};
@@ -195,11 +195,12 @@ impl<U> Context<U> {
     /// while answers.len() < 2 {
     ///     here.poll(|(), response| answers.extend(response.map(|bytes| bytes.to_vec())));
     ///     there.serve(
-    ///         |request| match request.data().to_vec().as_slice() {
+    ///         &mut deferred,
+    ///         |deferred, request| match request.data().to_vec().as_slice() {
     ///             b"first" => deferred.push(request.defer()), // answered later
     ///             _ => request.reply(b"at once").map_err(|(cause, _)| cause).expect("a response"),
     ///         },
-    ///         |(), _| (),
+    ///         |_, (), _| (),
     ///     );
     ///     if !answers.is_empty() && let Some(request) = deferred.pop() {
     ///         request.reply(b"later").map_err(|(cause, _)| cause)?;
@@ -216,17 +217,17 @@ impl<U> Context<U> {
     /// ```compile_fail
     /// # use crosstie::copyrpc::Context;
     /// fn keep(context: &Context<()>) {
-    ///     let mut kept = Vec::new();
-    ///     context.serve(|request| kept.push(request), |(), _| ());
+    ///     context.serve(&mut Vec::new(), |kept, request| kept.push(request), |_, (), _| ());
     /// }
     /// ```
     #[inline]
-    pub fn serve(
+    pub fn serve<S>(
         &self,
-        on_request: impl FnMut(Request<'_, U>),
-        on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>),
+        state: &mut S,
+        on_request: impl FnMut(&mut S, Request<'_, U>),
+        on_response: impl FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
     ) -> usize {
-        let mut handler = LendRequests { core: &self.core, on_request, on_response, requests: 0 };
+        let mut handler = LendRequests { core: &self.core, state, on_request, on_response, requests: 0 };
         let ended = self.core.poll(&mut handler);
         handler.requests + ended
     }
@@ -247,6 +248,14 @@ impl<U> Context<U> {
         on_other: impl FnOnce(&mut T, RecvHandle<U>) -> R,
     ) -> Option<R> {
         self.core.recv_with(receiver, on_ring_request, on_other)
+    }
+
+    /// Puts requests back that were taken first: they come before all others in the queue.
+    #[cold]
+    pub(in crate::copyrpc) fn queue_again(&self, mut requests: Vec<RecvHandle<U>>) {
+        requests.extend(std::iter::from_fn(|| self.recv()));
+        let mut queue = self.core.requests.borrow_mut();
+        requests.into_iter().for_each(|request| queue.push_other(request));
     }
 
     /// Sends everything now. No batch is held back.

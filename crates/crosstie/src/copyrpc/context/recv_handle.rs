@@ -287,6 +287,19 @@ impl<U> RecvHandle<U> {
         RecvHandle { connection, core, offset, len, space, reply_token, body }
     }
 
+    /// Takes all that it has, and leaves nothing to be answered.
+    pub(in crate::copyrpc) fn take(&mut self) -> RecvHandle<U> {
+        RecvHandle {
+            connection: self.connection.clone(),
+            core: self.core.clone(),
+            offset: self.offset,
+            len: self.len,
+            space: self.space.take(),
+            reply_token: self.reply_token.take(),
+            body: std::mem::replace(&mut self.body, RequestBody::Ring),
+        }
+    }
+
     pub(super) fn connection(&self) -> &Rc<Connection<U>> {
         &self.connection
     }

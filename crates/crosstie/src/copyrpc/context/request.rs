@@ -53,6 +53,13 @@ impl<'c, U> Request<'c, U> {
     /// Keeps the request, so that it can be answered after the handler has returned.
     #[inline]
     pub fn defer(mut self) -> RecvHandle<U> {
+        self.take()
+    }
+
+    /// Takes all that it has, and leaves nothing to be answered.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::copyrpc) fn take(&mut self) -> RecvHandle<U> {
         let held = self.held.as_mut().and_then(|held| held.take());
         held.unwrap_or_else(|| {
             RecvHandle::from_lent(self.connection, self.core, self.payload, self.reply_token.take())
@@ -90,7 +97,13 @@ impl<'c, U> Request<'c, U> {
     /// Whether no response was sent.
     #[inline(always)]
     pub(in crate::copyrpc) fn needs_reply(&self) -> bool {
-        self.reply_token.is_some() || held_needs_reply(self.held.as_deref())
+        self.reply_token.is_some() || self.held.as_deref().is_some_and(held_needs_reply)
+    }
+
+    /// Whether it waited for the handler.
+    #[inline(always)]
+    pub(in crate::copyrpc) fn is_held(&self) -> bool {
+        self.held.is_some()
     }
 
     /// Releases memory that the response may need. The payload is empty afterwards.
@@ -121,8 +134,8 @@ fn reply_held<U>(held: Option<&mut Option<RecvHandle<U>>>, payload: &[u8]) -> Re
 
 #[cold]
 #[inline(never)]
-fn held_needs_reply<U>(held: Option<&Option<RecvHandle<U>>>) -> bool {
-    matches!(held, Some(Some(handle)) if handle.needs_reply())
+fn held_needs_reply<U>(held: &Option<RecvHandle<U>>) -> bool {
+    held.as_ref().is_some_and(RecvHandle::needs_reply)
 }
 
 impl<U> Drop for Request<'_, U> {
@@ -163,6 +176,9 @@ pub(super) trait PollHandler<U> {
 
     /// Handles the requests that wait in the queue.
     fn on_queued_requests(&mut self);
+
+    /// Whether the poll has handed out as many requests as it may.
+    fn has_enough(&self) -> bool;
 }
 
 /// Responses go to a callback, requests to the queue of [`Context::recv`](super::Context::recv).
@@ -206,27 +222,37 @@ impl<U, F: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRe
 
     #[inline(always)]
     fn on_queued_requests(&mut self) {}
+
+    #[inline(always)]
+    fn has_enough(&self) -> bool {
+        false
+    }
 }
 
+/// A poll hands out at most so many requests from rings: otherwise a peer that sends very many could keep the program from anything else.
+const MAX_REQUESTS: usize = 256;
+
 /// Responses and requests go to callbacks.
-pub(super) struct LendRequests<'c, U, F, G> {
+pub(super) struct LendRequests<'c, U, S, F, G> {
     pub(super) core: &'c Rc<ContextCore<U>>,
+    /// What both callbacks get.
+    pub(super) state: &'c mut S,
     pub(super) on_request: F,
     pub(super) on_response: G,
     /// Requests so far.
     pub(super) requests: usize,
 }
 
-impl<U, F, G> PollHandler<U> for LendRequests<'_, U, F, G>
+impl<U, S, F, G> PollHandler<U> for LendRequests<'_, U, S, F, G>
 where
-    F: FnMut(Request<'_, U>),
-    G: FnMut(U, Result<Payload<'_>, CallFailed>),
+    F: FnMut(&mut S, Request<'_, U>),
+    G: FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
 {
     const LENDS_REQUESTS: bool = true;
 
     #[inline(always)]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
-        (self.on_response)(user, response);
+        (self.on_response)(self.state, user, response);
     }
 
     #[inline(always)]
@@ -260,9 +286,14 @@ where
             self.handle_queued();
         }
     }
+
+    #[inline(always)]
+    fn has_enough(&self) -> bool {
+        self.requests >= MAX_REQUESTS
+    }
 }
 
-impl<U, F: FnMut(Request<'_, U>), G> LendRequests<'_, U, F, G> {
+impl<U, S, F: FnMut(&mut S, Request<'_, U>), G> LendRequests<'_, U, S, F, G> {
     /// Hands a request to the handler. One that is held has no payload and no token.
     // Never inline, and nothing else calls the handler: so the compiler inlines the handler here, and everything stays in registers.
     #[inline(never)]
@@ -274,7 +305,7 @@ impl<U, F: FnMut(Request<'_, U>), G> LendRequests<'_, U, F, G> {
         held: Option<&mut Option<RecvHandle<U>>>,
     ) {
         self.requests += 1;
-        (self.on_request)(Request { core: self.core, connection, payload, reply_token, held });
+        (self.on_request)(self.state, Request { core: self.core, connection, payload, reply_token, held });
     }
 
     #[cold]

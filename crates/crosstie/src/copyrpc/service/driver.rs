@@ -65,6 +65,13 @@ impl Driver {
         ended + self.calls.make_waiting_calls() > 0
     }
 
+    /// As [`step`](Driver::step), and answers the requests that it finds, see [`Service::poll`]. Returns whether there was anything to do.
+    #[inline]
+    pub fn step_serving<S, H: Handlers<S, CallToken>>(&self, service: &mut Service<S, CallToken, H>) -> bool {
+        let count = service.poll(&self.context, |token, result| self.calls.finish_call(token, result));
+        count + self.calls.make_waiting_calls() > 0
+    }
+
     /// Answers all requests that have arrived, see [`Service::serve`].
     pub fn serve<S, H: Handlers<S, CallToken>>(&self, service: &mut Service<S, CallToken, H>) -> usize {
         service.serve(&self.context)
@@ -84,7 +91,7 @@ impl Driver {
     ///
     /// Requests that arrive in the meantime wait, and prevent it from sleeping. See [`run_serving`](Driver::run_serving).
     pub fn run_until<F: Future>(&self, future: F) -> F::Output {
-        self.run_with(future, || 0)
+        self.run_with(future, || self.step())
     }
 
     /// Like [`run_until`](Driver::run_until), and answers requests in the meantime.
@@ -93,10 +100,10 @@ impl Driver {
         future: F,
         service: &mut Service<S, CallToken, H>,
     ) -> F::Output {
-        self.run_with(future, || service.serve(&self.context))
+        self.run_with(future, || self.step_serving(service))
     }
 
-    fn run_with<F: Future>(&self, future: F, mut serve: impl FnMut() -> usize) -> F::Output {
+    fn run_with<F: Future>(&self, future: F, mut step: impl FnMut() -> bool) -> F::Output {
         let mut future = pin!(future);
         let woken = Arc::new(Woken(AtomicBool::new(true)));
         let waker = Waker::from(woken.clone());
@@ -112,7 +119,7 @@ impl Driver {
                 }
                 idle = 0;
             }
-            if self.step() | (serve() > 0) {
+            if step() {
                 idle = 0;
                 continue;
             }

@@ -1,13 +1,15 @@
 //! The server side: a state, and a handler for each method.
 
+use std::any::Any;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use zerocopy::IntoBytes;
 
 use super::error::Refused;
 use super::method::{Frame, Method, PREFIX_SIZE, Prefix, Status, response_size};
-use crate::copyrpc::{Context, NotReplied, RecvHandle};
-use sealed::{Handle, Outcome, RawRequest};
+use crate::copyrpc::{CallFailed, Context, NotReplied, Payload, RecvHandle, Request};
+use sealed::{Answerable, Handle, Outcome};
 
 /// A state, and handlers that work on it.
 ///
@@ -128,13 +130,38 @@ impl<S, U, H> Service<S, U, H> {
         requests
     }
 
+    /// Polls the context and handles the requests that it finds, each where it has arrived: less work than [`poll`](Context::poll) and
+    /// [`serve`](Service::serve). Responses go to `on_response`. Returns the number of requests and of calls that have ended.
+    ///
+    /// If a handler panics, its caller gets [`Unanswered`](super::Error::Unanswered), and the service can continue: requests behind it wait for
+    /// the next poll.
+    #[inline]
+    pub fn poll(
+        &mut self,
+        context: &Context<U>,
+        mut on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>),
+    ) -> usize
+    where
+        H: Handlers<S, U>,
+    {
+        let mut polled = PolledService { service: self, panic: None, kept: Vec::new() };
+        let count = context.serve(&mut polled, PolledService::handle, |_, user, response| {
+            on_response(user, response);
+        });
+        if let Some(panic) = polled.panic {
+            context.queue_again(polled.kept);
+            resume_unwind(panic);
+        }
+        count
+    }
+
     #[inline(always)]
     fn handle_ring_request(&mut self, handle: RecvHandle<U>)
     where
         H: Handlers<S, U>,
     {
         // The reply releases the ring space.
-        self.handle_request(RawRequest { handle, needs_detach: false });
+        self.handle_request(&mut UnansweredGuard(handle).0, false);
     }
 
     #[inline(never)]
@@ -143,22 +170,22 @@ impl<S, U, H> Service<S, U, H> {
         H: Handlers<S, U>,
     {
         // A long response may need the bulk memory that the request has.
-        self.handle_request(RawRequest { handle, needs_detach: true });
+        self.handle_request(&mut UnansweredGuard(handle).0, true);
     }
 
     #[inline(always)]
-    fn handle_request(&mut self, request: RawRequest<U>)
+    fn handle_request<R: Answerable<U>>(&mut self, request: &mut R, needs_detach: bool)
     where
         H: Handlers<S, U>,
     {
-        let outcome = match request.handle.data().front::<PREFIX_SIZE>() {
+        let outcome = match request.data().front::<PREFIX_SIZE>() {
             Some(front) => {
                 let prefix: Prefix = zerocopy::transmute!(front);
                 let (method, response) = (prefix.head.get(), prefix.detail.get());
                 let Service { state, handlers, request: buffer, .. } = self;
-                handlers.handle(state, method, response, request, buffer)
+                handlers.handle(state, method, response, request, needs_detach, buffer)
             }
-            None => request.answer_status(Status::Malformed, 0, Outcome::Malformed),
+            None => answer_status(request, Status::Malformed, 0, Outcome::Malformed),
         };
         let counter = match outcome {
             Outcome::Answered => &mut self.counters.answered,
@@ -187,6 +214,33 @@ impl<S, U, H> Service<S, U, H> {
     }
 }
 
+/// A service while it polls.
+struct PolledService<'s, S, U, H> {
+    service: &'s mut Service<S, U, H>,
+    /// Why a handler panicked.
+    panic: Option<Box<dyn Any + Send>>,
+    /// Requests behind that one.
+    kept: Vec<RecvHandle<U>>,
+}
+
+impl<S, U, H: Handlers<S, U>> PolledService<'_, S, U, H> {
+    #[inline(always)]
+    fn handle(&mut self, mut request: Request<'_, U>) {
+        if self.panic.is_some() {
+            return self.kept.push(request.defer());
+        }
+        let needs_detach = request.is_held();
+        // The panic must not go through the poll, which would end all connections. It continues behind the poll.
+        let handled = catch_unwind(AssertUnwindSafe(|| {
+            self.service.handle_request(&mut request, needs_detach);
+        }));
+        if let Err(panic) = handled {
+            self.panic = Some(panic);
+            answer_nothing(&mut request);
+        }
+    }
+}
+
 /// A request that is answered later. If it is dropped, the caller gets [`Unanswered`](super::Error::Unanswered).
 ///
 /// It can be answered only once:
@@ -209,7 +263,7 @@ impl<S, U, H> Service<S, U, H> {
 /// ```
 #[must_use = "if it is dropped, the caller gets no response"]
 pub struct Deferred<M, U> {
-    request: RawRequest<U>,
+    request: UnansweredGuard<U>,
     of: PhantomData<fn(M)>,
 }
 
@@ -221,27 +275,27 @@ impl<M: Method, U> Deferred<M, U> {
     #[inline]
     pub fn send(mut self, response: M::Response) -> Result<(), NotReplied> {
         let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
-        send_reply(&mut self.request.handle, frame.as_bytes())
+        send_reply(&mut self.request.0, frame.as_bytes())
     }
 
     /// Refuses the request. Sent like a [response](Deferred::send).
     pub fn refuse(mut self, refused: Refused) -> Result<(), NotReplied> {
-        reply_status(&mut self.request.handle, Status::Refused, refused.0)
+        reply_status(&mut self.request.0, Status::Refused, refused.0)
     }
 }
 
 #[cold]
 #[inline(never)]
-fn reply_status<U>(handle: &mut RecvHandle<U>, status: Status, code: u32) -> Result<(), NotReplied> {
-    send_reply(handle, Prefix::response(status, code).as_bytes())
+fn reply_status<U>(request: &mut impl Answerable<U>, status: Status, code: u32) -> Result<(), NotReplied> {
+    send_reply(request, Prefix::response(status, code).as_bytes())
 }
 
 #[inline(always)]
-fn send_reply<U>(handle: &mut RecvHandle<U>, bytes: &[u8]) -> Result<(), NotReplied> {
+fn send_reply<U>(request: &mut impl Answerable<U>, bytes: &[u8]) -> Result<(), NotReplied> {
     // Not `inspect_err`: only functions can be inlined always.
-    match handle.reply_in_place(bytes) {
+    match request.reply_in_place(bytes) {
         Ok(()) => Ok(()),
-        Err(cause) => Err(reply_after(handle, cause)),
+        Err(cause) => Err(reply_after(request, cause)),
     }
 }
 
@@ -249,9 +303,9 @@ fn send_reply<U>(handle: &mut RecvHandle<U>, bytes: &[u8]) -> Result<(), NotRepl
 /// even for that, the dropped request is answered with an empty payload.
 #[cold]
 #[inline(never)]
-fn reply_after<U>(handle: &mut RecvHandle<U>, cause: NotReplied) -> NotReplied {
+fn reply_after<U>(request: &mut impl Answerable<U>, cause: NotReplied) -> NotReplied {
     if let NotReplied::NoBulkMemory | NotReplied::NoMemory = cause {
-        handle.reply_in_place(Prefix::response(Status::Unanswered, 0).as_bytes()).ok();
+        request.reply_in_place(Prefix::response(Status::Unanswered, 0).as_bytes()).ok();
     }
     cause
 }
@@ -267,7 +321,7 @@ pub struct NoMethods;
 
 /// How a handler runs and answers. Types instead of closures, because only functions can be inlined always.
 trait Run<M: Method, S, U> {
-    fn run(&mut self, state: &mut S, body: M::Request, request: RawRequest<U>) -> Outcome;
+    fn run<R: Answerable<U>>(&mut self, state: &mut S, body: M::Request, request: &mut R) -> Outcome;
 }
 
 struct Answer<F>(F);
@@ -276,8 +330,8 @@ struct AnswerLater<F>(F);
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request) -> M::Response> Run<M, S, U> for Answer<F> {
     #[inline(always)]
-    fn run(&mut self, state: &mut S, body: M::Request, request: RawRequest<U>) -> Outcome {
-        request.answer::<M>((self.0)(state, body))
+    fn run<R: Answerable<U>>(&mut self, state: &mut S, body: M::Request, request: &mut R) -> Outcome {
+        answer::<M, U>(request, (self.0)(state, body))
     }
 }
 
@@ -287,18 +341,19 @@ where
     F: FnMut(&mut S, M::Request) -> Result<M::Response, Refused>,
 {
     #[inline(always)]
-    fn run(&mut self, state: &mut S, body: M::Request, request: RawRequest<U>) -> Outcome {
+    fn run<R: Answerable<U>>(&mut self, state: &mut S, body: M::Request, request: &mut R) -> Outcome {
         match (self.0)(state, body) {
-            Ok(response) => request.answer::<M>(response),
-            Err(refused) => request.answer_status(Status::Refused, refused.0, Outcome::Refused),
+            Ok(response) => answer::<M, U>(request, response),
+            Err(refused) => answer_status(request, Status::Refused, refused.0, Outcome::Refused),
         }
     }
 }
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request, Deferred<M, U>)> Run<M, S, U> for AnswerLater<F> {
     #[inline(always)]
-    fn run(&mut self, state: &mut S, body: M::Request, mut request: RawRequest<U>) -> Outcome {
-        request.handle.detach();
+    fn run<R: Answerable<U>>(&mut self, state: &mut S, body: M::Request, request: &mut R) -> Outcome {
+        let mut request = UnansweredGuard(request.take());
+        request.0.detach();
         (self.0)(state, body, Deferred { request, of: PhantomData });
         Outcome::Deferred
     }
@@ -311,7 +366,19 @@ struct On<M, F, H> {
 }
 
 mod sealed {
-    use super::RecvHandle;
+    use super::{NotReplied, Payload, RecvHandle};
+
+    /// A request that can be answered in place.
+    pub trait Answerable<U>: Sized {
+        fn data(&self) -> Payload<'_>;
+        fn response_limit(&self) -> u64;
+        fn needs_reply(&self) -> bool;
+        fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied>;
+        /// Releases memory that the response may need. The payload is empty afterwards.
+        fn detach(&mut self);
+        /// Takes all that it has, and leaves nothing to be answered.
+        fn take(&mut self) -> RecvHandle<U>;
+    }
 
     pub trait Handle<S, U> {
         /// Bytes of the longest request of these methods.
@@ -320,23 +387,17 @@ mod sealed {
         fn has(&self, method: u32) -> bool;
 
         /// Handles a request. `response` is the size of the response that the caller expects; `buffer` has
-        /// [`MAX_REQUEST`](Handle::MAX_REQUEST) bytes.
-        fn handle(
+        /// [`MAX_REQUEST`](Handle::MAX_REQUEST) bytes. `needs_detach`: the memory of the request must be released before the reply; a
+        /// constant, where a handler is inlined.
+        fn handle<R: Answerable<U>>(
             &mut self,
             state: &mut S,
             method: u32,
             response: u32,
-            request: RawRequest<U>,
+            request: &mut R,
+            needs_detach: bool,
             buffer: &mut [u8],
         ) -> Outcome;
-    }
-
-    /// A request that is not decoded. It is answered in place. If it is dropped without an answer, because its handler panicked, the
-    /// caller gets [`Unanswered`](super::super::Error::Unanswered).
-    pub struct RawRequest<U> {
-        pub(super) handle: RecvHandle<U>,
-        /// Whether its memory must be released before the reply. A constant, where a handler is inlined.
-        pub(super) needs_detach: bool,
     }
 
     #[derive(Clone, Copy)]
@@ -350,31 +411,109 @@ mod sealed {
     }
 }
 
-impl<U> RawRequest<U> {
+impl<U> Answerable<U> for RecvHandle<U> {
     #[inline(always)]
-    fn answer<M: Method>(mut self, response: M::Response) -> Outcome {
-        let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
-        match send_reply(&mut self.handle, frame.as_bytes()) {
-            Ok(()) => Outcome::Answered,
-            Err(_) => Outcome::Undelivered,
-        }
+    fn data(&self) -> Payload<'_> {
+        RecvHandle::data(self)
     }
 
-    #[cold]
-    fn answer_status(mut self, status: Status, code: u32, outcome: Outcome) -> Outcome {
-        match reply_status(&mut self.handle, status, code) {
-            Ok(()) => outcome,
-            Err(_) => Outcome::Undelivered,
-        }
+    #[inline(always)]
+    fn response_limit(&self) -> u64 {
+        RecvHandle::response_limit(self)
+    }
+
+    #[inline(always)]
+    fn needs_reply(&self) -> bool {
+        RecvHandle::needs_reply(self)
+    }
+
+    #[inline(always)]
+    fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
+        RecvHandle::reply_in_place(self, payload)
+    }
+
+    #[inline(always)]
+    fn detach(&mut self) {
+        RecvHandle::detach(self);
+    }
+
+    fn take(&mut self) -> RecvHandle<U> {
+        RecvHandle::take(self)
     }
 }
 
-impl<U> Drop for RawRequest<U> {
-    #[inline]
+impl<U> Answerable<U> for Request<'_, U> {
+    #[inline(always)]
+    fn data(&self) -> Payload<'_> {
+        Request::data(self)
+    }
+
+    #[inline(always)]
+    fn response_limit(&self) -> u64 {
+        Request::response_limit(self)
+    }
+
+    #[inline(always)]
+    fn needs_reply(&self) -> bool {
+        Request::needs_reply(self)
+    }
+
+    #[inline(always)]
+    fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
+        Request::reply_in_place(self, payload)
+    }
+
+    #[inline(always)]
+    fn detach(&mut self) {
+        Request::detach(self);
+    }
+
+    fn take(&mut self) -> RecvHandle<U> {
+        Request::take(self)
+    }
+}
+
+#[inline(always)]
+fn answer<M: Method, U>(request: &mut impl Answerable<U>, response: M::Response) -> Outcome {
+    let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
+    match send_reply(request, frame.as_bytes()) {
+        Ok(()) => Outcome::Answered,
+        Err(_) => Outcome::Undelivered,
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn answer_status<U>(
+    request: &mut impl Answerable<U>,
+    status: Status,
+    code: u32,
+    outcome: Outcome,
+) -> Outcome {
+    match reply_status(request, status, code) {
+        Ok(()) => outcome,
+        Err(_) => Outcome::Undelivered,
+    }
+}
+
+/// Tells the caller that its request will not be answered, unless it was. If the connection has ended, there is nobody to tell.
+#[cold]
+#[inline(never)]
+fn answer_nothing<U>(request: &mut impl Answerable<U>) {
+    if request.needs_reply() {
+        reply_status(request, Status::Unanswered, 0).ok();
+    }
+}
+
+/// A request from the queue. If it is dropped without an answer, because its handler panicked, the caller gets
+/// [`Unanswered`](super::Error::Unanswered).
+struct UnansweredGuard<U>(RecvHandle<U>);
+
+impl<U> Drop for UnansweredGuard<U> {
+    #[inline(always)]
     fn drop(&mut self) {
-        if self.handle.needs_reply() {
-            // If the connection has ended, there is nobody to tell.
-            reply_status(&mut self.handle, Status::Unanswered, 0).ok();
+        if self.0.needs_reply() {
+            answer_nothing(&mut self.0);
         }
     }
 }
@@ -386,8 +525,16 @@ impl<S, U> Handle<S, U> for NoMethods {
         false
     }
 
-    fn handle(&mut self, _: &mut S, method: u32, _: u32, request: RawRequest<U>, _: &mut [u8]) -> Outcome {
-        request.answer_status(Status::UnknownMethod, method, Outcome::Unknown)
+    fn handle<R: Answerable<U>>(
+        &mut self,
+        _: &mut S,
+        method: u32,
+        _: u32,
+        request: &mut R,
+        _: bool,
+        _: &mut [u8],
+    ) -> Outcome {
+        answer_status(request, Status::UnknownMethod, method, Outcome::Unknown)
     }
 }
 
@@ -406,28 +553,28 @@ where
 
     // Always inline, here and in `send_reply`: the lengths are constants there.
     #[inline(always)]
-    fn handle(
+    fn handle<R: Answerable<U>>(
         &mut self,
         state: &mut S,
         method: u32,
         response: u32,
-        mut request: RawRequest<U>,
+        request: &mut R,
+        needs_detach: bool,
         buffer: &mut [u8],
     ) -> Outcome {
         if method != M::ID {
-            return self.rest.handle(state, method, response, request, buffer);
+            return self.rest.handle(state, method, response, request, needs_detach, buffer);
         }
-        let handle = &mut request.handle;
         let fits = response as usize == size_of::<M::Response>()
-            && handle.response_limit() >= response_size::<M>() as u64;
-        match handle.data().read_from(PREFIX_SIZE, || buffer) {
+            && request.response_limit() >= response_size::<M>() as u64;
+        match request.data().read_from(PREFIX_SIZE, || buffer) {
             Some(body) if fits => {
-                if request.needs_detach {
-                    handle.detach();
+                if needs_detach {
+                    request.detach();
                 }
                 self.handler.run(state, body, request)
             }
-            _ => request.answer_status(Status::Malformed, 0, Outcome::Malformed),
+            _ => answer_status(request, Status::Malformed, 0, Outcome::Malformed),
         }
     }
 }
