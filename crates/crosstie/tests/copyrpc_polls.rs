@@ -136,3 +136,120 @@ fn responses_of_a_closed_endpoint_do_not_reach_another() {
     assert_eq!(poll(&client), [0]);
     assert!(here.failure().is_none());
 }
+
+/// The requests that the handler of one poll gets.
+fn serve(server: &Context<u32>) -> Vec<u32> {
+    let mut seen = Vec::new();
+    let count = server.serve(
+        &mut seen,
+        |seen, request| {
+            let number = request.data().read::<u32>().unwrap();
+            assert!(request.reply(&number.to_le_bytes()).is_ok());
+            seen.push(number);
+        },
+        |_, _, _| (),
+    );
+    assert_eq!(count, seen.len());
+    seen
+}
+
+#[test]
+fn handler_gets_about_256_requests_in_a_poll_and_all_in_order() {
+    const CALLS: u32 = 1000;
+    let (client, server) = (context(), context());
+    let config =
+        EndpointConfig { ring: 1 << 18, credit: 1 << 16, pending_calls: 2000, ..EndpointConfig::default() };
+    let (here, there) = (client.create_endpoint(&config).unwrap(), server.create_endpoint(&config).unwrap());
+    here.connect(&there.address(), &ConnectConfig::default()).unwrap();
+    there.connect(&here.address(), &ConnectConfig::default()).unwrap();
+    // The first batch is short, so that a poll ends inside of a batch.
+    for number in 0..CALLS {
+        call(&here, number);
+        if number == 9 {
+            client.flush();
+        }
+    }
+    client.flush();
+    let mut seen = Vec::new();
+    while (seen.len() as u32) < CALLS {
+        let more = serve(&server);
+        assert!(!more.is_empty() && more.len() <= 256, "{} requests in one poll", more.len());
+        seen.extend(more);
+        assert_eq!(server.wait(Duration::ZERO), (seen.len() as u32) < CALLS, "whether there is more");
+    }
+    assert_eq!(seen, (0..CALLS).collect::<Vec<_>>());
+    let mut ended = Vec::new();
+    while (ended.len() as u32) < CALLS {
+        ended.extend(poll(&client));
+        server.poll(|_, _| ());
+    }
+    assert_eq!(ended, seen);
+}
+
+#[test]
+fn handler_gets_requests_that_wait_in_the_queue_first() {
+    let (client, server) = (context(), context());
+    let (here, _there) = connect(&client, &server);
+    for first in [0, 10] {
+        (first..first + 5).for_each(|number| call(&here, number));
+        client.flush();
+        if first == 0 {
+            server.poll(|_, _| ());
+        }
+    }
+    let mut seen = Vec::new();
+    while seen.len() < 10 {
+        seen.extend(serve(&server));
+    }
+    assert_eq!(seen, [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]);
+}
+
+/// While a handler has the first requests of a batch, no reply goes out alone: others will join it.
+#[test]
+fn replies_to_the_requests_of_a_batch_go_out_together() {
+    let (client, server) = (context(), context());
+    let (here, _there) = connect(&client, &server);
+    call(&here, 0);
+    (1..17).for_each(|number| call(&here, number));
+    client.flush();
+    let mut seen = serve(&server);
+    while seen.len() < 17 {
+        seen.extend(serve(&server));
+    }
+    server.flush();
+    let counters = server.counters();
+    assert_eq!((counters.batched, counters.batches), (17, 2), "the first request came alone");
+}
+
+#[test]
+fn request_is_answered_when_its_handler_drops_it_and_when_it_is_deferred() {
+    let (client, server) = (context(), context());
+    let (here, _there) = connect(&client, &server);
+    let mut deferred = Vec::new();
+    for round in 0..100 {
+        // Alone, with its completion; and in a batch, in the ring.
+        for number in 0..1 + round % 2 * 7 {
+            call(&here, number);
+        }
+        client.flush();
+        let (mut ended, mut answers) = (0, Vec::new());
+        while ended < 1 + round % 2 * 7 {
+            server.serve(
+                &mut deferred,
+                |deferred, request| match request.data().read::<u32>() {
+                    Some(number) if number % 2 == 1 => deferred.push(request.defer()),
+                    _ => drop(request),
+                },
+                |_, _, _| (),
+            );
+            for request in deferred.drain(..).rev() {
+                let number = request.data().read::<u32>().unwrap();
+                assert!(request.reply(&number.to_le_bytes()).is_ok());
+            }
+            ended +=
+                client.poll(|number, answer| answers.push((number, answer.unwrap().read::<u32>()))) as u32;
+        }
+        assert!(answers.iter().all(|(number, answer)| *answer == (number % 2 == 1).then_some(*number)));
+    }
+    assert!(here.failure().is_none());
+}

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::rng::Random;
-use crosstie::copyrpc::{CallFailed, Context, Endpoint, NotCalled, RecvHandle};
+use crosstie::copyrpc::{CallFailed, Context, Endpoint, NotCalled, NotReplied, Payload, RecvHandle, Request};
 
 /// What is attached to a call: the index of the endpoint in the run, and the number of the call.
 pub(crate) type User = (u32, u64);
@@ -178,46 +178,44 @@ impl Caller {
     }
 }
 
-/// Has all callers make their calls and answer those of the other side until both sides are done.
+/// Has all callers make their calls and answer those of the other side until both sides are done. Requests are taken from the queue and
+/// from a handler in turn, at random.
 pub(crate) fn drive(context: &Context<User>, callers: &mut [Caller], reply_mode: ReplyMode, seed: u64) {
-    let mut kept: Vec<RecvHandle<User>> = Vec::new();
-    let mut unsent: Unsent = Vec::new();
-    let mut random = Random(seed);
+    let (kept, unsent) = (Vec::new(), Vec::new());
+    let mut server = Server { callers, reply_mode, kept, unsent, random: Random(seed), came: 0 };
     let mut last = Instant::now();
     let mut idle = 0;
-    while callers.iter().any(|caller| !caller.is_last_answered || !caller.peer_is_done) {
+    while server.callers.iter().any(|caller| !caller.is_last_answered || !caller.peer_is_done) {
         let mut progress = false;
-        for (index, caller) in callers.iter_mut().enumerate() {
+        for (index, caller) in server.callers.iter_mut().enumerate() {
             progress |= caller.call(index as u32);
         }
-        let polled = context.poll(|(index, number), answer| {
-            callers[index as usize].answered(number, answer.map(|bytes| bytes.to_vec()));
-        });
-        let mut came = 0;
-        for (request, bytes) in std::mem::take(&mut unsent) {
-            reply(request, bytes, &mut unsent);
+        server.came = 0;
+        let polled = if server.random.index(2) == 0 {
+            let handled = context
+                .serve(&mut server, Server::handle, |server, user, answer| server.answered(user, answer));
+            handled - server.came
+        } else {
+            context.poll(|user, answer| server.answered(user, answer))
+        };
+        for (request, bytes) in std::mem::take(&mut server.unsent) {
+            note_reply(request.reply(&bytes), bytes, &mut server.unsent);
         }
-        while let Some(mut request) = context.recv() {
-            came += 1;
-            check_order(callers, &request);
-            if reply_mode.detached {
-                // Copy the payload before the ring space is released.
-                let bytes = request.data().to_vec();
-                request.detach();
-                assert!(request.data().is_empty());
-                answer(callers, request, &bytes, &mut unsent);
-            } else {
-                kept.push(request);
-            }
-            if kept.len() > reply_mode.keep {
-                answer_one(callers, &mut kept, reply_mode.shuffled, &mut random, &mut unsent);
-            }
+        // Sometimes requests stay in the queue, where a handler finds them.
+        while server.random.index(8) > 0
+            && let Some(request) = context.recv()
+        {
+            check_order(server.callers, request.data());
+            server.came += 1;
+            server.take(request);
         }
-        if came == 0 && polled == 0 && !kept.is_empty() {
-            answer_one(callers, &mut kept, reply_mode.shuffled, &mut random, &mut unsent);
+        let mut came = server.came;
+        if came == 0 && polled == 0 && !server.kept.is_empty() {
+            server.answer_one();
             came += 1;
         }
         progress |= polled + came > 0;
+        let callers = &*server.callers;
         if progress {
             idle = 0;
             last = Instant::now();
@@ -237,16 +235,76 @@ pub(crate) fn drive(context: &Context<User>, callers: &mut [Caller], reply_mode:
     }
     context.flush();
     assert!(
-        callers
+        server
+            .callers
             .iter()
             .all(|caller| caller.endpoint.pending_calls() == 0 && caller.endpoint.failure().is_none())
     );
 }
 
+/// What answers the requests of the other side.
+struct Server<'c> {
+    callers: &'c mut [Caller],
+    reply_mode: ReplyMode,
+    kept: Vec<RecvHandle<User>>,
+    unsent: Unsent,
+    random: Random,
+    /// Requests of this round.
+    came: usize,
+}
+
+impl Server<'_> {
+    fn answered(&mut self, (index, number): User, answer: Result<Payload<'_>, CallFailed>) {
+        self.callers[index as usize].answered(number, answer.map(|bytes| bytes.to_vec()));
+    }
+
+    /// Answers a request in place, or keeps it.
+    fn handle(&mut self, request: Request<'_, User>) {
+        self.came += 1;
+        check_order(self.callers, request.data());
+        if self.reply_mode.keep > 0 || self.reply_mode.detached || self.random.index(4) == 0 {
+            return self.take(request.defer());
+        }
+        let response = response(self.callers, &request.data().to_vec(), request.response_limit());
+        if let Some(bytes) = response {
+            note_reply(request.reply(&bytes), bytes, &mut self.unsent);
+        }
+    }
+
+    /// Keeps a request, and answers one if there are enough.
+    fn take(&mut self, mut request: RecvHandle<User>) {
+        if self.reply_mode.detached {
+            // Copy the payload before the ring space is released.
+            let bytes = request.data().to_vec();
+            request.detach();
+            assert!(request.data().is_empty());
+            self.answer(request, &bytes);
+        } else {
+            self.kept.push(request);
+        }
+        if self.kept.len() > self.reply_mode.keep {
+            self.answer_one();
+        }
+    }
+
+    fn answer_one(&mut self) {
+        let which = if self.reply_mode.shuffled { self.random.index(self.kept.len()) } else { 0 };
+        let request = self.kept.remove(which);
+        let bytes = request.data().to_vec();
+        self.answer(request, &bytes);
+    }
+
+    fn answer(&mut self, request: RecvHandle<User>, bytes: &[u8]) {
+        if let Some(bytes) = response(self.callers, bytes, request.response_limit()) {
+            note_reply(request.reply(&bytes), bytes, &mut self.unsent);
+        }
+    }
+}
+
 /// Requests of a caller come in the order in which they were made.
-fn check_order(callers: &mut [Caller], request: &RecvHandle<User>) {
+fn check_order(callers: &mut [Caller], request: Payload<'_>) {
     let mut header = [0; HEADER];
-    if request.data().copy_to(&mut header) == HEADER {
+    if request.copy_to(&mut header) == HEADER {
         let number = u64::from_le_bytes(header[..8].try_into().expect("8 bytes"));
         let caller = &mut callers[usize::from(u16::from_le_bytes([header[12], header[13]]))];
         assert!(caller.last_received < Some(number), "request {number} after {:?}", caller.last_received);
@@ -257,28 +315,15 @@ fn check_order(callers: &mut [Caller], request: &RecvHandle<User>) {
 /// Replies that were refused for now.
 type Unsent = Vec<(RecvHandle<User>, Vec<u8>)>;
 
-fn answer_one(
-    callers: &mut [Caller],
-    kept: &mut Vec<RecvHandle<User>>,
-    shuffled: bool,
-    random: &mut Random,
-    unsent: &mut Unsent,
-) {
-    let which = if shuffled { random.index(kept.len()) } else { 0 };
-    let request = kept.remove(which);
-    let bytes = request.data().to_vec();
-    answer(callers, request, &bytes, unsent);
-}
-
-/// Checks the bytes of a request and answers it.
-fn answer(callers: &mut [Caller], request: RecvHandle<User>, bytes: &[u8], unsent: &mut Unsent) {
+/// Checks the bytes of a request. Returns the response; `None` if the request is to be dropped.
+fn response(callers: &mut [Caller], bytes: &[u8], limit: u64) -> Option<Vec<u8>> {
     if bytes.len() < HEADER {
         let mut right = bytes.to_vec();
         // The whole payload follows from its first byte.
         let base = bytes.first().copied().unwrap_or(0);
         right.iter_mut().enumerate().for_each(|(i, byte)| *byte = base.wrapping_add(i as u8));
         assert!(bytes == right, "a short request with other bytes");
-        return reply(request, bytes.to_vec(), unsent);
+        return Some(right);
     }
     let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
     let number = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
@@ -289,16 +334,21 @@ fn answer(callers: &mut [Caller], request: RecvHandle<User>, bytes: &[u8], unsen
     assert!(bytes[HEADER..] == right[HEADER..], "request {number}: other bytes");
     caller.peer_is_done |= action == LAST_CALL;
     if action == DROP {
-        return;
+        return None;
     }
-    assert!(request.response_limit() >= len as u64);
+    assert!(limit >= len as u64);
     let mut right = vec![0; len];
     pattern(!number, &mut right);
-    reply(request, right, unsent);
+    Some(right)
 }
 
-fn reply(request: RecvHandle<User>, bytes: Vec<u8>, unsent: &mut Unsent) {
-    match request.reply(&bytes) {
+/// Keeps a request whose reply was refused for now.
+fn note_reply(
+    replied: Result<(), (NotReplied, Option<RecvHandle<User>>)>,
+    bytes: Vec<u8>,
+    unsent: &mut Unsent,
+) {
+    match replied {
         Ok(()) => {}
         Err((cause, Some(request))) if cause.is_back_pressure() => unsent.push((request, bytes)),
         Err((cause, _)) => panic!("a reply always has room: {cause}"),

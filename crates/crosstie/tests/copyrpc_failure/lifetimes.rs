@@ -57,6 +57,41 @@ fn panicking_callback_ends_the_connections_but_not_the_context() {
     exercise(&mut left, &mut right, 100, "after a panic");
 }
 
+/// As for a callback. Requests of both forms: one that came with its completion, and one in the ring.
+#[test]
+fn panicking_handler_ends_the_connections_but_not_the_context() {
+    for calls in [1, 12] {
+        let (mut left, mut right) =
+            (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
+        let (here, there) = pair(&left.context, &right.context, &ring(4096));
+        (0..calls).for_each(|number| here.call(b"panic", 8, (0, number)).unwrap());
+        left.context.flush();
+        let begun = Instant::now();
+        loop {
+            let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                right.context.serve(&mut (), |(), _| panic!("as asked"), |(), _, _| ());
+            }));
+            if served.is_err() {
+                break;
+            }
+            assert!(begun.elapsed() < TIMEOUT);
+        }
+        // The request is answered with an empty payload. The others end with the connection, each once.
+        let mut ended = 0;
+        while there.failure().is_none() || ended < calls {
+            ended += left.context.poll(|(_, number), answer| {
+                assert!(answer.map_or(number > 0, |bytes| number == 0 && bytes.is_empty()), "{number}");
+            }) as u64;
+            right.context.poll(|_, _| ());
+            assert!(begun.elapsed() < TIMEOUT);
+        }
+        assert_eq!(ended, calls);
+        drop((here, there));
+        left.connect(&mut right, &ring(4096));
+        exercise(&mut left, &mut right, 100, "after a panic");
+    }
+}
+
 #[test]
 fn dead_peer_is_detected_while_other_connections_are_busy() {
     let (mut left, mut right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));

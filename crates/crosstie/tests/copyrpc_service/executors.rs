@@ -39,7 +39,9 @@ async fn calls(client: Client) {
         assert_eq!(client.call::<Double>(number).await, Ok(2 * number));
     }
     let answers = join_all((0..2000).map(|number| client.call::<Double>(number))).await;
-    assert!(answers.iter().zip(0..).all(|(answer, number)| *answer == Ok(2 * number)));
+    for (answer, number) in answers.iter().zip(0..) {
+        assert_eq!(*answer, Ok(2 * number));
+    }
 }
 
 #[test]
@@ -100,7 +102,8 @@ fn one_context_can_call_and_serve() {
     here.connect(&there.address(), &ConnectConfig::default()).unwrap();
     there.connect(&here.address(), &ConnectConfig::default()).unwrap();
     let mut service = service::<CallToken>();
-    let both = futures::future::join(calls(here), calls(there));
+    // Both stay connected until the last one is done.
+    let both = futures::future::join(calls(here.clone()), calls(there.clone()));
     driver.run_serving(both, &mut service);
     assert_eq!(service.counters().answered, 4200);
 }

@@ -60,7 +60,7 @@ fn close_ends_calls_made_and_queued() {
     assert_eq!(pair.client.failure(), Some(Failure::Closed));
 
     // Dropping the driver ends all calls.
-    let Pair { driver, client, server: _server, endpoint: _endpoint } = Pair::new(&ring(1024, 4));
+    let Pair { driver, client, server: _server, endpoint: _endpoint, .. } = Pair::new(&ring(1024, 4));
     let calls: Vec<_> = (0..10).map(|number| client.call::<Double>(number)).collect();
     drop(driver);
     for mut call in calls {
@@ -219,4 +219,31 @@ fn long_request_and_its_long_response_use_the_same_bulk_memory() {
         assert!(answer == Ok([number; 70_000]), "{:?}", answer.err());
     }
     assert_eq!(service.counters().answered, 3);
+}
+
+/// The requests behind it are handled by the next poll, in order.
+#[test]
+fn panicking_handler_in_a_batch_takes_nothing_else_with_it() {
+    let pair = Pair::new(&EndpointConfig::default());
+    let mut service = service();
+    for panics in [0, 10, 19] {
+        let mut calls = Vec::new();
+        let mut panicking = None;
+        for number in 0..20 {
+            calls.push(pair.client.call::<Double>(number));
+            if number == panics {
+                panicking = Some(pair.client.call::<Choose>(Choice::Panic));
+            }
+        }
+        pair.driver.step();
+        let mut panicked = false;
+        while !panicked {
+            panicked = catch_unwind(AssertUnwindSafe(|| service.poll(&pair.server, |(), _| ()))).is_err();
+        }
+        assert_eq!(service.state().order, (0..=panics).collect::<Vec<_>>());
+        let answers = pair.finish(&mut service, join_all(calls));
+        assert!(answers.into_iter().eq((0..20).map(|number| Ok(2 * number))));
+        assert_eq!(pair.finish(&mut service, panicking.unwrap()), Err(Error::Unanswered));
+        assert_eq!(std::mem::take(&mut service.state_mut().order), (0..20).collect::<Vec<_>>());
+    }
 }

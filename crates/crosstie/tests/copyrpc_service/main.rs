@@ -9,7 +9,7 @@ mod invalid_bytes;
 #[path = "../rng/mod.rs"]
 mod rng;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -104,6 +104,8 @@ struct Pair {
     client: Client,
     server: Context<()>,
     endpoint: Option<Endpoint<()>>,
+    /// Polls so far.
+    turns: Cell<u32>,
 }
 
 impl Pair {
@@ -114,14 +116,19 @@ impl Pair {
     fn with_limit(config: &EndpointConfig, calls: usize) -> Pair {
         let (driver, server) = (Driver::with_limit(open(), calls), open());
         let (client, endpoint) = connect(&driver, &server, config);
-        Pair { driver, client, server, endpoint: Some(endpoint) }
+        Pair { driver, client, server, endpoint: Some(endpoint), turns: Cell::new(0) }
     }
 
     /// Polls both sides once.
     fn turn<S, H: Handlers<S, ()>>(&self, service: &mut Service<S, (), H>) {
         self.driver.step();
-        self.server.poll(|(), _| ());
-        service.serve(&self.server);
+        // In place, or through the queue.
+        if self.turns.replace(self.turns.get() + 1).is_multiple_of(2) {
+            service.poll(&self.server, |(), _| ());
+        } else {
+            self.server.poll(|(), _| ());
+            service.serve(&self.server);
+        }
     }
 
     /// Polls both sides until a future has finished.

@@ -13,6 +13,7 @@
 //! A completion with an error, or a batch that violates the protocol, marks its connection as broken. `liveness.rs` ends it.
 
 use std::cell::{Cell, RefCell, RefMut};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -46,7 +47,9 @@ type CompactWords = [u64; MAX_COMPACT_BATCH / 8];
 
 pub(super) struct CompletionQueues {
     /// What a poll of the receive CQ found, with the keys of the connections.
-    arrivals: RefCell<Vec<(u32, Completion)>>,
+    arrivals: RefCell<VecDeque<(u32, Completion)>>,
+    /// Whether the last poll has left some of them to the next one.
+    has_arrivals: Cell<bool>,
     /// The key of the connection whose last batch was received in part, if any.
     paused: Cell<u32>,
     /// A buffer for the completions of one poll.
@@ -80,7 +83,8 @@ impl CompletionQueues {
         let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
         let srq = pd.create_srq(&SrqConfig { max_wr: receives, max_sge: 1 })?;
         Ok(CompletionQueues {
-            arrivals: RefCell::new(Vec::with_capacity(BURST)),
+            arrivals: RefCell::new(VecDeque::with_capacity(BURST)),
+            has_arrivals: Cell::new(false),
             paused: Cell::new(NO_CONNECTION),
             send_completions: RefCell::new(Vec::with_capacity(BURST)),
             srq: RefCell::new(srq),
@@ -106,10 +110,10 @@ impl CompletionQueues {
         self.is_recv_cq_drained.get()
     }
 
-    /// Whether the last poll has left a part of a batch to the next one.
+    /// Whether the last poll has left a part of a batch, or a whole one, to the next one.
     #[inline(always)]
     pub(super) fn is_paused(&self) -> bool {
-        self.paused.get() != NO_CONNECTION
+        self.paused.get() != NO_CONNECTION || self.has_arrivals.get()
     }
 
     /// Whether the receive CQ has a completion or an error.
@@ -253,7 +257,7 @@ impl<U> ContextCore<U> {
             *recent = self.connection_by_qp(completion.qp_num);
         }
         let Some(connection) = recent else { return };
-        self.receive(connection, completion, is_only, true, responses, handler);
+        self.receive(connection, completion, is_only, responses, handler);
         state.forget_closed();
     }
 
@@ -261,14 +265,11 @@ impl<U> ContextCore<U> {
     #[cold]
     fn poll_arrivals(&self, responses: &mut usize, handler: &mut impl PollHandler<U>) -> usize {
         let queues = &self.queues;
-        // Callbacks may receive but not poll, so the buffer can stay borrowed while they run.
-        let mut arrivals = queues.arrivals.borrow_mut();
-        arrivals.clear();
         let polled = {
-            let qp_table = self.qp_table.borrow();
+            let (qp_table, mut arrivals) = (self.qp_table.borrow(), queues.arrivals.borrow_mut());
             queues.recv_cq.borrow_mut().poll(BURST, |completion| {
                 let key = qp_table.get(completion.qp_num).unwrap_or(NO_CONNECTION);
-                arrivals.push((key, *completion));
+                arrivals.push_back((key, *completion));
             })
         };
         let polled = match polled {
@@ -280,13 +281,26 @@ impl<U> ContextCore<U> {
         };
         queues.is_recv_cq_drained.set(polled < BURST);
         self.count_receives(polled);
-        for (key, completion) in arrivals.iter() {
-            if let Some(connection) = self.connection_by_key(*key) {
-                // Several batches cannot wait for the next poll.
-                self.receive(&connection, completion, || polled == 1, polled == 1, responses, handler);
+        self.receive_arrivals(responses, handler);
+        polled
+    }
+
+    /// Receives what the polls of the receive CQ have found, until the handler has enough.
+    #[cold]
+    fn receive_arrivals(&self, responses: &mut usize, handler: &mut impl PollHandler<U>) {
+        let queues = &self.queues;
+        let is_only = queues.arrivals.borrow().len() == 1;
+        loop {
+            let next = queues.arrivals.borrow_mut().pop_front();
+            let Some((key, completion)) = next else { break };
+            if let Some(connection) = self.connection_by_key(key) {
+                self.receive(&connection, &completion, || is_only, responses, handler);
+            }
+            if queues.paused.get() != NO_CONNECTION || handler.has_enough() {
+                break;
             }
         }
-        polled
+        queues.has_arrivals.set(!queues.arrivals.borrow().is_empty());
     }
 
     #[inline(always)]
@@ -296,15 +310,13 @@ impl<U> ContextCore<U> {
         self.counters.count_receives(count);
     }
 
-    /// Receives the batch that a completion announces. `is_only`: whether it is the only one that this poll has found. `may_stop`: the rest of
-    /// it can be left to the next poll.
+    /// Receives the batch that a completion announces. `is_only`: whether it is the only one that this poll has found.
     #[inline(always)]
     fn receive(
         &self,
         connection: &Rc<Connection<U>>,
         completion: &Completion,
         is_only: impl FnOnce() -> bool,
-        may_stop: bool,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
     ) {
@@ -320,9 +332,9 @@ impl<U> ContextCore<U> {
                 if self.receive_usual_compact(connection, imm, words, responses, handler) {
                     return;
                 }
-                self.receive_compact(connection, imm, words, may_stop, responses, handler)
+                self.receive_compact(connection, imm, words, responses, handler)
             }
-            None => self.receive_batch(connection, Some(imm), is_only(), may_stop, responses, handler),
+            None => self.receive_batch(connection, Some(imm), is_only(), responses, handler),
         };
         match received {
             Ok(true) => {}
@@ -331,18 +343,21 @@ impl<U> ContextCore<U> {
         }
     }
 
-    /// Receives the rest of the batch in which the last poll has paused.
+    /// Receives what the last poll has left.
     #[cold]
     fn receive_rest(&self, handler: &mut impl PollHandler<U>) -> usize {
         let (key, mut responses) = (self.queues.paused.replace(NO_CONNECTION), 0);
         if let Some(connection) = self.connection_by_key(key)
             && !connection.has_stopped_receiving()
         {
-            match self.receive_batch(&connection, None, false, true, &mut responses, handler) {
+            match self.receive_batch(&connection, None, false, &mut responses, handler) {
                 Ok(true) => {}
                 Ok(false) => self.queues.paused.set(key),
                 Err(failure) => self.mark_broken(connection, failure),
             }
+        }
+        if self.queues.has_arrivals.get() && self.queues.paused.get() == NO_CONNECTION {
+            self.receive_arrivals(&mut responses, handler);
         }
         responses
     }
@@ -355,7 +370,6 @@ impl<U> ContextCore<U> {
         connection: &Rc<Connection<U>>,
         imm: u32,
         words: &CompactWords,
-        may_stop: bool,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
     ) -> Result<bool, Failure> {
@@ -363,7 +377,7 @@ impl<U> ContextCore<U> {
         let (head, payload) = (CompactHead::from_words(*first, *second), short_payload(payload));
         let len = imm ^ COMPACT_FLAG;
         let Some((message, may_have_news)) = connection.accept_compact(len, &head)? else {
-            return self.receive_batch(connection, Some(imm), false, may_stop, responses, handler);
+            return self.receive_batch(connection, Some(imm), false, responses, handler);
         };
         if may_have_news {
             self.schedule_flush(connection);
@@ -419,14 +433,13 @@ impl<U> ContextCore<U> {
     }
 
     /// Receives the batch that `imm` announced, or the rest of the one before. Returns whether it was received to its end: if `may_pause`, it
-    /// stops after half of many pending calls, so that the application makes new ones while the others are still to be received; if
-    /// `may_stop`, after as many requests as the handler takes.
+    /// stops after half of many pending calls, so that the application makes new ones while the others are still to be received. It stops, too,
+    /// when the handler has enough.
     fn receive_batch(
         &self,
         connection: &Rc<Connection<U>>,
         imm: Option<u32>,
         may_pause: bool,
-        may_stop: bool,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
     ) -> Result<bool, Failure> {
@@ -441,15 +454,14 @@ impl<U> ContextCore<U> {
         let is_at_end = loop {
             let other = {
                 let requests = None;
-                let mut batch =
-                    BatchHandler { core: self, connection, requests, responses, most, may_stop, handler };
+                let mut batch = BatchHandler { core: self, connection, requests, responses, most, handler };
                 connection.receive_messages(&mut batch)?
             };
             let is_at_end = other.is_none();
             if let Some(other) = other {
                 self.receive_other(connection, other, responses, handler);
             }
-            if *responses >= most || may_stop && handler.has_enough() {
+            if *responses >= most || handler.has_enough() {
                 connection.pass();
                 break connection.has_received_batch();
             }
@@ -594,8 +606,6 @@ struct BatchHandler<'p, U, H> {
     responses: &'p mut usize,
     /// So many responses are enough.
     most: usize,
-    /// Whether it stops if the handler of the poll has enough.
-    may_stop: bool,
     handler: &'p mut H,
 }
 
@@ -605,7 +615,7 @@ impl<U, H: PollHandler<U>> MessageHandler<U> for BatchHandler<'_, U, H> {
     #[inline(always)]
     fn on_lent_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) -> bool {
         self.handler.on_ring_request(self.core, self.connection, offset, len, reply_token);
-        !(self.may_stop && self.handler.has_enough())
+        !self.handler.has_enough()
     }
 
     #[inline(always)]
