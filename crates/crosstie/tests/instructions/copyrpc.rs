@@ -13,13 +13,13 @@ const ROUNDS: u32 = 300;
 const DEPTH: u32 = 64;
 
 /// One call at a time.
-const ALONE_LIMIT: u64 = 2370;
+const ALONE_LIMIT: u64 = 2342;
 /// [`DEPTH`] calls at a time.
-const BATCHED_LIMIT: u64 = 967;
+const BATCHED_LIMIT: u64 = 689;
 /// The same, with requests that go through the queue of [`Context::recv`].
-const QUEUED_LIMIT: u64 = 967;
+const QUEUED_LIMIT: u64 = 816;
 /// [`DEPTH`] typed calls at a time.
-const TYPED_LIMIT: u64 = 1247;
+const TYPED_LIMIT: u64 = 991;
 
 fn rings() -> EndpointConfig {
     EndpointConfig { ring: 1 << 18, credit: 1 << 16, ..EndpointConfig::default() }
