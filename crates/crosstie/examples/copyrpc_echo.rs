@@ -19,7 +19,7 @@ mod pair;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
+use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig, NotReplied, Request};
 use crosstie::device::{ConnectConfig, DeviceSpec};
 
 /// Calls in flight at a time.
@@ -49,24 +49,41 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn serve(context: &Context<u64>, endpoint: &Endpoint<u64>) -> Result<(), Box<dyn Error>> {
-    let mut bytes = [0; 64];
-    let mut served = 0;
+    let mut server = Server { bytes: [0; 64], served: 0, is_stopped: false, failed: None };
     loop {
-        if context.poll(|_, _| ()) == 0 && served == 0 {
+        if context.serve(&mut server, Server::echo, |_, _, _| ()) == 0 && server.served == 0 {
             context.wait(Duration::from_millis(10));
         }
-        while let Some(request) = context.recv() {
-            let len = request.data().copy_to(&mut bytes);
-            request.reply(&bytes[..len]).map_err(|(cause, _)| cause)?;
-            if &bytes[..len] == STOP {
-                context.flush();
-                println!("server: {served} calls answered");
-                return Ok(());
-            }
-            served += 1;
+        if let Some(cause) = server.failed {
+            return Err(cause.into());
+        }
+        if server.is_stopped {
+            context.flush();
+            println!("server: {} calls answered", server.served);
+            return Ok(());
         }
         if let Some(failure) = endpoint.failure() {
             return Err(failure.into());
+        }
+    }
+}
+
+struct Server {
+    bytes: [u8; 64],
+    served: u64,
+    is_stopped: bool,
+    failed: Option<NotReplied>,
+}
+
+impl Server {
+    /// Answers a request where it has arrived.
+    fn echo(&mut self, request: Request<'_, u64>) {
+        let len = request.data().copy_to(&mut self.bytes);
+        let bytes = &self.bytes[..len];
+        match request.reply(bytes) {
+            Ok(()) if bytes == STOP => self.is_stopped = true,
+            Ok(()) => self.served += 1,
+            Err((cause, _)) => self.failed = Some(cause),
         }
     }
 }

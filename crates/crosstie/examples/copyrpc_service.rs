@@ -113,8 +113,7 @@ fn serve(
             store.values.len() as u64
         });
     while !service.state().is_stopped {
-        context.poll(|(), _| ());
-        if service.serve(context) == 0 {
+        if service.poll(context, |(), _| ()) == 0 {
             context.wait(Duration::from_millis(10));
         }
         if let Some(failure) = failure() {

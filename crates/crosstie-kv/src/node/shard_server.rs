@@ -12,7 +12,7 @@ use super::origin::CallOrigin;
 use super::ring::DelegationRing;
 use crate::sharding::{ShardId, ShardMap};
 use crate::store::Shard;
-use crate::wire::{WordRequest, WordResponse};
+use crate::wire::{Status, WordRequest, WordResponse};
 
 /// The most messages that a daemon takes from one source in a pass of its loop: from its clients (8-byte keys), from the ring, from
 /// other daemons, from other nodes. What is left is taken in the next pass, before anything newer of that source. So however fast
@@ -49,6 +49,16 @@ impl ShardServer {
             CallOrigin::BytesClient(ticket) => return self.bytes.reply_status(ticket, response.status),
         };
         self.activity.undelivered += u64::from(!delivered);
+    }
+
+    /// Serves a request of another node for an 8-byte key.
+    #[inline(always)]
+    pub(super) fn serve_peer_word(&mut self, request: &WordRequest) -> WordResponse {
+        if self.shard_map.shard_of_word(request.key) != self.id {
+            return WordResponse::new(Status::Misrouted, 0);
+        }
+        self.activity.served += 1;
+        self.shard.apply(request)
     }
 
     /// Sends a response to a client of this daemon.

@@ -30,6 +30,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! [`recv`](Context::recv) takes requests from a queue, as handles that the program can keep. A server that answers most of them at once
+//! uses [`serve`](Context::serve): a poll that lends each request to a handler, where it has arrived.
+//!
 //! # Promises
 //!
 //! - No deadlock. A call is made only if there is credit for its response, that is, space reserved in this side's receive ring.

@@ -69,6 +69,7 @@ impl Pair {
             ring: NoRing,
             endpoint_config,
             peers: Box::default(),
+            deferred: VecDeque::new(),
             unsent_responses: VecDeque::new(),
             backlogged: 0,
             scratch: Vec::new(),

@@ -11,7 +11,7 @@ mod peer;
 
 use std::collections::VecDeque;
 
-use crosstie::copyrpc::{self, Context, Endpoint, RecvHandle};
+use crosstie::copyrpc::{self, Context, Endpoint, Payload, RecvHandle, Request};
 use crosstie::device::{ConnectConfig, Device, DeviceError, DeviceSpec};
 use crosstie::{Waitable, delegation, ipc};
 use zerocopy::IntoBytes;
@@ -38,6 +38,8 @@ pub(super) struct Connections<R> {
     endpoint_config: copyrpc::EndpointConfig,
     /// By rank.
     peers: Box<[Peer]>,
+    /// Requests of other nodes that are not for 8-byte keys, and those behind them. Empty between polls.
+    deferred: VecDeque<RecvHandle<CallOrigin>>,
     /// Responses to other nodes that found no memory to be sent from. Another node waits for each of them.
     unsent_responses: VecDeque<(RecvHandle<CallOrigin>, Vec<u8>)>,
     /// Messages in all backlogs.
@@ -74,6 +76,7 @@ impl<R: DelegationRing> Connections<R> {
             ring,
             endpoint_config,
             peers: (0..nodes).map(|_| Peer::default()).collect(),
+            deferred: VecDeque::new(),
             unsent_responses: VecDeque::new(),
             backlogged: 0,
             scratch: Vec::new(),
@@ -81,49 +84,30 @@ impl<R: DelegationRing> Connections<R> {
         })
     }
 
-    /// Delivers the responses of other nodes.
+    /// Delivers the responses of other nodes, and serves their requests.
     #[inline]
-    fn poll_responses(&mut self, server: &mut ShardServer) -> usize {
-        let ring = &mut self.ring;
-        self.context.poll(|origin, result| match (origin, result) {
-            (CallOrigin::BytesClient(ticket), Ok(payload)) => server.bytes.reply_payload(ticket, payload),
-            (origin, result) => {
-                let response = match result {
-                    // An empty response means that the other node dropped the request.
-                    Ok(payload) => payload.read().unwrap_or(WordResponse::new(Status::NodeGone, 0)),
-                    Err(copyrpc::CallFailed::NoMemory) => WordResponse::new(Status::NoRegisteredMemory, 0),
-                    Err(_) => WordResponse::new(Status::NodeGone, 0),
-                };
-                server.deliver(origin, &response, ring);
-            }
-        })
-    }
-
-    /// Serves the requests of other nodes.
-    #[inline]
-    fn serve_peers(&mut self, server: &mut ShardServer) -> usize {
-        let mut count = 0;
-        while count < MAX_PER_PASS
-            && let Some(received) = self.context.recv()
-        {
-            count += 1;
-            let Some(request) = received.data().read::<WordRequest>() else {
-                self.serve_peer_bytes(received, server);
-                continue;
-            };
-            let response = if server.shard_map.shard_of_word(request.key) == server.id {
-                server.activity.served += 1;
-                server.shard.apply(&request)
-            } else {
-                WordResponse::new(Status::Misrouted, 0)
-            };
-            server.activity.undelivered += u64::from(received.reply(response.as_bytes()).is_err());
+    fn poll_peers(&mut self, server: &mut ShardServer) -> usize {
+        let Connections { context, ring, deferred, .. } = self;
+        let mut poll = PeerPoll { server, ring, deferred };
+        let count = context.serve(&mut poll, PeerPoll::serve_request, PeerPoll::deliver_response);
+        while let Some(received) = self.deferred.pop_front() {
+            self.serve_deferred(received, server);
         }
         count
     }
 
-    /// Serves a request of another node that is not for an 8-byte key.
     #[cold]
+    fn serve_deferred(&mut self, received: RecvHandle<CallOrigin>, server: &mut ShardServer) {
+        match received.data().read::<WordRequest>() {
+            Some(request) => {
+                let response = server.serve_peer_word(&request);
+                server.activity.undelivered += u64::from(received.reply(response.as_bytes()).is_err());
+            }
+            None => self.serve_peer_bytes(received, server),
+        }
+    }
+
+    /// Serves a request of another node that is not for an 8-byte key.
     fn serve_peer_bytes(&mut self, received: RecvHandle<CallOrigin>, server: &mut ShardServer) {
         let mut request = std::mem::take(&mut self.scratch);
         let len = received.data().len();
@@ -244,11 +228,48 @@ impl<R: DelegationRing> Connections<R> {
     }
 }
 
+/// A daemon while it polls its connections.
+struct PeerPoll<'p, R> {
+    server: &'p mut ShardServer,
+    ring: &'p mut R,
+    deferred: &'p mut VecDeque<RecvHandle<CallOrigin>>,
+}
+
+impl<R: DelegationRing> PeerPoll<'_, R> {
+    /// Serves a request for an 8-byte key where it has arrived. Others wait for the end of the poll, and those behind them do, too.
+    #[inline(always)]
+    fn serve_request(&mut self, received: Request<'_, CallOrigin>) {
+        let request = received.data().read::<WordRequest>();
+        let Some(request) = request.filter(|_| self.deferred.is_empty()) else {
+            return self.deferred.push_back(received.defer());
+        };
+        let response = self.server.serve_peer_word(&request);
+        self.server.activity.undelivered += u64::from(received.reply(response.as_bytes()).is_err());
+    }
+
+    #[inline(always)]
+    fn deliver_response(&mut self, origin: CallOrigin, result: Result<Payload<'_>, copyrpc::CallFailed>) {
+        match (origin, result) {
+            (CallOrigin::BytesClient(ticket), Ok(payload)) => {
+                self.server.bytes.reply_payload(ticket, payload);
+            }
+            (origin, result) => {
+                let response = match result {
+                    // An empty response means that the other node dropped the request.
+                    Ok(payload) => payload.read().unwrap_or(WordResponse::new(Status::NodeGone, 0)),
+                    Err(copyrpc::CallFailed::NoMemory) => WordResponse::new(Status::NoRegisteredMemory, 0),
+                    Err(_) => WordResponse::new(Status::NodeGone, 0),
+                };
+                self.server.deliver(origin, &response, self.ring);
+            }
+        }
+    }
+}
+
 impl<R: DelegationRing> Transport for Connections<R> {
     #[inline]
     fn poll(&mut self, server: &mut ShardServer) -> usize {
-        let mut count = self.poll_responses(server);
-        count += self.serve_peers(server);
+        let count = self.poll_peers(server);
         if self.backlogged > 0 {
             self.retry_backlog(&mut server.bytes);
         }
