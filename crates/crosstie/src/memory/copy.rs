@@ -154,9 +154,35 @@ pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> [u8; N] {
 #[cfg(target_arch = "x86_64")]
 mod arch {
     use core::arch::asm;
+    use core::arch::x86_64::__cpuid_count;
+    use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-    /// From this length on the string instruction is as fast as a loop of moves. Shorter copies are faster with the loop.
-    const LONG: usize = 8192;
+    /// Shorter copies never use the string instruction.
+    const LONG: usize = 2048;
+
+    /// From this length on the string instruction is as fast as a loop of moves; zero if that is not known yet. Where the processor begins it
+    /// without delay (FSRM), from [`LONG`] on.
+    static STRING_FROM: AtomicUsize = AtomicUsize::new(0);
+
+    #[inline(always)]
+    fn string_from() -> usize {
+        // Relaxed: whoever finds nothing finds out the same.
+        match STRING_FROM.load(Relaxed) {
+            0 => find_string_from(),
+            len => len,
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_string_from() -> usize {
+        const FEATURES: u32 = 7;
+        const FSRM: u32 = 1 << 4;
+        let has_fsrm = __cpuid_count(0, 0).eax >= FEATURES && __cpuid_count(FEATURES, 0).edx & FSRM != 0;
+        let len = if has_fsrm { LONG } else { 4 * LONG };
+        STRING_FROM.store(len, Relaxed);
+        len
+    }
 
     /// Defines a function that copies one piece through a register.
     macro_rules! piece {
@@ -274,7 +300,7 @@ mod arch {
     unsafe fn copy_long(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: every piece is inside the ranges that the caller guarantees: it ends at or before `len`.
         unsafe {
-            if len >= LONG {
+            if len >= LONG && len >= string_from() {
                 asm!("rep movsb", inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
                      options(nostack, preserves_flags));
                 return;
@@ -509,7 +535,8 @@ mod tests {
     #[test]
     fn copy_works_for_every_length_and_alignment() {
         let from: Vec<u8> = (0..8300u32).map(|i| (i * 7 + 3) as u8).collect();
-        for len in (0..70).chain([127, 128, 511, 1000, 1024, 1087, 1088, 8191, 8192, 8200]) {
+        for len in (0..70).chain([127, 128, 511, 1000, 1024, 1087, 1088, 2047, 2048, 2111, 8191, 8192, 8200])
+        {
             for shift in 0..9 {
                 let mut to = vec![0xAA; len + 32];
                 // SAFETY: both vectors are longer than `shift + len`.
