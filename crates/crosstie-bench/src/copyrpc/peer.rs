@@ -120,10 +120,9 @@ impl<M: Message + ?Sized> CopyrpcPeer<M> {
     }
 
     /// Adds the counters of the slice to the sums.
-    fn add_counters(&mut self) {
-        let now = self.context.counters();
+    fn add_counters(&mut self, now: &Counters) {
         for (sum, (_, count)) in self.counter_sums.iter_mut().zip(COUNTERS) {
-            *sum += count(&now) - count(&self.counters_at_start);
+            *sum += count(now) - count(&self.counters_at_start);
         }
     }
 }
@@ -135,7 +134,8 @@ impl<M: Message + ?Sized> RpcPeer for CopyrpcPeer<M> {
     }
 
     fn end_slice(&mut self) -> Result<(), Error> {
-        self.add_counters();
+        let now = self.context.counters();
+        self.add_counters(&now);
         if !self.call(END)? {
             return Err(Error::Rpc {
                 what: "calling",
@@ -188,7 +188,7 @@ impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
     #[inline(always)]
     fn serve(&mut self) -> Result<usize, Error> {
         let CopyrpcPeer { context, message, len, over, .. } = self;
-        let (mut count, mut is_last, mut failed) = (0, false, None);
+        let (mut count, mut at_end, mut failed) = (0, None, None);
         context.serve(
             message,
             |message, request| {
@@ -197,7 +197,8 @@ impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
                     return;
                 };
                 if number == END {
-                    is_last = true;
+                    // Before the reply to it is counted.
+                    at_end = Some(context.counters());
                 } else {
                     count += 1;
                 }
@@ -211,9 +212,9 @@ impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
         if let Some(error) = failed {
             return Err(error);
         }
-        *over |= is_last;
-        if is_last {
-            self.add_counters();
+        if let Some(counters) = at_end {
+            *over = true;
+            self.add_counters(&counters);
         }
         if self.over {
             self.context.flush();
