@@ -166,7 +166,7 @@ mod arch {
 
     #[inline(always)]
     fn string_from() -> usize {
-        // Relaxed: whoever finds nothing finds out the same.
+        // Relaxed: it orders no other data, and every thread finds the same length.
         match STRING_FROM.load(Relaxed) {
             0 => find_string_from(),
             len => len,

@@ -115,7 +115,7 @@ impl<'c, U> Request<'c, U> {
     }
 }
 
-// Apart from the code of handlers.
+// The following are not inlined into handlers: few requests are held.
 
 #[cold]
 #[inline(never)]
