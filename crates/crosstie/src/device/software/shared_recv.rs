@@ -12,7 +12,7 @@
 //! owner finds the receive by that number and returns it (`Cq::queue_reclaim`).
 
 use core::sync::atomic::{
-    AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 use std::sync::Arc;
@@ -32,8 +32,8 @@ pub(super) struct SharedRecvQueue {
     words: SharedSlice<AtomicU64>,
     slots: RecvSlots,
     records: Box<[RecvRecord]>,
-    /// For each word, the slot that was posted there last: takers have the cache lines of the words.
-    posted_slots: Box<[AtomicU16]>,
+    /// For each word, whether the receive that was posted there is outstanding: takers have the cache lines of the words.
+    words_in_use: Box<[AtomicBool]>,
     /// Slots that may be in use: the first ones.
     capacity: usize,
     /// Set when a receive completes, for a poster that found all slots in use.
@@ -88,7 +88,7 @@ impl SharedRecvQueue {
             words,
             slots,
             records: (0..depth).map(|_| RecvRecord::default()).collect(),
-            posted_slots: (0..2 * depth).map(|_| AtomicU16::new(0)).collect(),
+            words_in_use: (0..2 * depth).map(|_| AtomicBool::new(false)).collect(),
             capacity: max_wr as usize,
             completed: AtomicBool::new(false),
             memory,
@@ -114,9 +114,9 @@ impl SharedRecvQueue {
             record.room.store(room, Relaxed);
             record.position.store(position, Relaxed);
             self.slots.write(slot, wr.sges);
+            self.word_in_use(position).store(true, Relaxed);
             // Release, partner: the Acquire load in `is_outstanding`. The position is that of this receive.
             record.is_outstanding.store(true, Release);
-            self.posted_slots[self.word_index(position)].store(slot as u16, Relaxed);
             self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
             cursor.posted = position + 1;
             posted += 1;
@@ -148,18 +148,14 @@ impl SharedRecvQueue {
 
     #[inline(always)]
     fn is_free_position(&self, position: u64) -> bool {
-        let slot = self.posted_slots[self.word_index(position)].load(Relaxed);
-        let Some(record) = self.records.get(usize::from(slot)) else { return false };
-        // Otherwise the slot was posted again since, elsewhere.
-        let is_there = self.word_index(record.position.load(Relaxed)) == self.word_index(position);
         // Acquire, partner: the Release store in `complete`.
-        !is_there || !record.is_outstanding.load(Acquire)
+        !self.word_in_use(position).load(Acquire)
     }
 
-    /// Where the word of a position is.
+    /// Whether the receive that was posted last at the word of this position is outstanding.
     #[inline(always)]
-    fn word_index(&self, position: u64) -> usize {
-        position as usize & (self.posted_slots.len() - 1)
+    fn word_in_use(&self, position: u64) -> &AtomicBool {
+        &self.words_in_use[position as usize & (self.words_in_use.len() - 1)]
     }
 
     /// A slot that is not in use, and its record. Slots usually become free in the order of posting, so the first one that is
@@ -207,7 +203,9 @@ impl SharedRecvQueue {
             return None;
         }
         let recv = CompletedRecv { wr_id: record.wr_id.load(Relaxed), room: record.room.load(Relaxed) };
-        // Release, partner: the Acquire loads in `check_slot` and `is_free_position`.
+        // Release, partner: the Acquire load in `is_free_position`.
+        self.word_in_use(record.position.load(Relaxed)).store(false, Release);
+        // Release, partner: the Acquire load in `check_slot`.
         record.is_outstanding.store(false, Release);
         // Release, partner: the Acquire swap in `search_slot`.
         self.completed.store(true, Release);
@@ -332,8 +330,49 @@ impl SharedTaker {
     ///
     /// Everyone takes the first one, so all receives before one that is taken are taken as well: a sender need not look at what
     /// comes before its own last one, nor before [`SrqHeader::taken`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&mut self, seen_posted: &mut u64) -> Option<u16> {
+        let position = self.next;
+        if position < *seen_posted
+            && let Some(slot) = self.try_take(position)
+        {
+            if position.is_multiple_of(WORDS_PER_LINE) {
+                self.start_line(position);
+            }
+            return Some(slot);
+        }
+        self.search(seen_posted)
+    }
+
+    /// Takes the receive at this position, if nobody has taken it.
+    #[inline(always)]
+    fn try_take(&mut self, position: u64) -> Option<u16> {
+        let at = self.words.ring(position);
+        let word = SrqWord(at.load(Acquire));
+        // One compare-and-swap takes the receive and records the taker: if this process dies now, the owner knows who had the
+        // receive.
+        if !word.is_at(position)
+            || word.is_taken()
+            || at.compare_exchange(word.0, word.taken_by(self.taker).0, AcqRel, Relaxed).is_err()
+        {
+            return None;
+        }
+        self.next = position + 1;
+        Some(word.slot())
+    }
+
+    /// Called with the position of the first word of a cache line that was taken.
+    fn start_line(&self, position: u64) {
+        // The owner wrote the next line, too. It arrives before it is needed.
+        prefetch::for_write(self.words.ring(position + WORDS_PER_LINE));
+        if position.is_multiple_of(TAKEN_INTERVAL) {
+            self.header.taken.word.store(self.next, Relaxed);
+        }
+    }
+
+    /// As [`take`](SharedTaker::take), if the next receive was taken by others, or is not known to be posted.
+    #[inline(never)]
+    fn search(&mut self, seen_posted: &mut u64) -> Option<u16> {
         let count = self.words.len() as u64;
         // Whether others take as well.
         let mut has_searched = false;
@@ -349,23 +388,14 @@ impl SharedTaker {
                 self.next = self.next.max(seen_posted.saturating_sub(count));
             }
             let position = self.next;
-            let at = self.words.ring(position);
-            let word = SrqWord(at.load(Acquire));
-            // One compare-and-swap takes the receive and records the taker: if this process dies now, the owner knows who had the
-            // receive.
-            if word.is_at(position)
-                && !word.is_taken()
-                && at.compare_exchange(word.0, word.taken_by(self.taker).0, AcqRel, Relaxed).is_ok()
-            {
-                self.next = position + 1;
+            if let Some(slot) = self.try_take(position) {
                 if position.is_multiple_of(WORDS_PER_LINE) {
-                    // The owner wrote the next line, too. It arrives before it is needed.
-                    prefetch::for_write(self.words.ring(position + WORDS_PER_LINE));
+                    self.start_line(position);
                 }
-                if has_searched || self.next.is_multiple_of(TAKEN_INTERVAL) {
+                if has_searched {
                     self.header.taken.word.store(self.next, Relaxed);
                 }
-                return Some(word.slot());
+                return Some(slot);
             }
             // Others have taken it, and perhaps many more.
             has_searched = true;

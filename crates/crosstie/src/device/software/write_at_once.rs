@@ -34,13 +34,7 @@ impl RcQp {
             return false;
         }
         let Some(peer) = self.peer.as_deref_mut() else { return false };
-        let is_done = peer.try_write_imm(&self.shared, to, imm, len as u32, |[target, entry]| {
-            // SAFETY: the slice is readable; both places have room for its bytes.
-            unsafe {
-                copy::copy(bytes.as_ptr(), target, len);
-                copy::copy(bytes.as_ptr(), entry, len);
-            }
-        });
+        let is_done = peer.try_write_imm(&self.shared, to, imm, &Bytes(bytes));
         if is_done {
             self.sq_posted = position + 1;
             if wr.signaled {
@@ -148,30 +142,70 @@ impl RcQp {
         head: [u64; 2],
         bytes: &[u8],
     ) -> bool {
-        let len = size_of_val(&head) + bytes.len();
-        let is_ready = self.shared.state() == QpState::ReadyToSend;
-        let Some(peer) = self.peer.as_deref_mut().filter(|_| is_ready && len <= LANE_DATA) else {
+        if bytes.len() > LANE_DATA - size_of_val(&head) || self.shared.state() != QpState::ReadyToSend {
             return false;
-        };
-        peer.try_write_imm(&self.shared, to, imm, len as u32, |places| {
-            // SAFETY: both places have room for a message of `len` bytes; there are no references to a peer's memory.
-            unsafe { copy::store_twice(head, bytes, places) };
-        })
+        }
+        let Some(peer) = self.peer.as_deref_mut() else { return false };
+        peer.try_write_imm(&self.shared, to, imm, &HeadAndBytes(head, bytes))
+    }
+}
+
+/// A message of at most [`LANE_DATA`] bytes. A type instead of a closure, because only functions can be inlined always.
+trait ShortMessage {
+    fn len(&self) -> usize;
+
+    /// Stores the message twice.
+    ///
+    /// # Safety
+    ///
+    /// Both places have room for it; there are no references to that memory.
+    unsafe fn store(&self, places: [*mut u8; 2]);
+}
+
+struct Bytes<'a>(&'a [u8]);
+
+impl ShortMessage for Bytes<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, [target, entry]: [*mut u8; 2]) {
+        // SAFETY: the slice is readable; for the places it is the caller's promise.
+        unsafe {
+            copy::copy(self.0.as_ptr(), target, self.0.len());
+            copy::copy(self.0.as_ptr(), entry, self.0.len());
+        }
+    }
+}
+
+struct HeadAndBytes<'a>([u64; 2], &'a [u8]);
+
+impl ShortMessage for HeadAndBytes<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        size_of_val(&self.0) + self.1.len()
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, places: [*mut u8; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe { copy::store_twice(self.0, self.1, places) };
     }
 }
 
 impl PeerQp {
-    /// Executes a WRITE+IMM of `len` bytes, at most [`LANE_DATA`], if nothing is in the way; otherwise it does nothing and returns false.
-    /// `store` writes the message to its target and into the entry of the lane.
+    /// Executes a WRITE+IMM of a short message, if nothing is in the way; otherwise it does nothing and returns false.
     #[inline(always)]
     fn try_write_imm(
         &mut self,
         own: &QpShared,
         to: RemoteAddr,
         imm: u32,
-        len: u32,
-        store: impl FnOnce([*mut u8; 2]),
+        message: &impl ShortMessage,
     ) -> bool {
+        let len = message.len() as u32;
         let PeerQp { link, block, attached: Some(AttachedPeer { line, qp }), .. } = self else {
             return false;
         };
@@ -194,7 +228,8 @@ impl PeerQp {
             return false;
         }
         let Some(taken) = recv.take(block, line) else { return false };
-        store([at, entry.data_ptr()]);
+        // SAFETY: `last_target` gave `at` for this many bytes, and the entry has room for a short message.
+        unsafe { message.store([at, entry.data_ptr()]) };
         let completion =
             NewEntry { opcode: Opcode::RecvWriteImm, status: Status::Success, byte_len: len, imm: Some(imm) };
         let received = own.lane.as_ref().map_or(0, Lane::received);
