@@ -10,8 +10,8 @@
 /// ```
 ///
 /// The generation is never zero, so no key is zero, and a zeroed table entry matches no key. A key repeats after
-/// `2^(BITS - INDEX_BITS) - 1` reuses of its index. Tables hand out the least recently used index first, which makes this
-/// take as long as possible.
+/// `2^(BITS - INDEX_BITS) - 1` reuses of its index. Tables whose keys others may keep hand out the least recently used index first, which
+/// makes this take as long as possible.
 ///
 /// ```
 /// use crosstie_protocol::key::Key;

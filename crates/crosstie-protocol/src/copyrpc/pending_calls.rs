@@ -1,8 +1,10 @@
 //! The table of calls that wait for their response.
 //!
 //! Promise: each response finds the call that it belongs to, and only once. A call id is an index and a generation, 31 bits
-//! together, so an id that is unknown or was answered before finds no call. The table allocates nothing after it is
-//! created.
+//! together, so an id that is unknown or was answered before finds no call, until 32767 other calls have had its index. The table
+//! allocates nothing after it is created.
+//!
+//! The entry that became free last is used first: few calls at a time need few cache lines.
 
 use alloc::boxed::Box;
 
@@ -29,9 +31,8 @@ impl CallId {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PendingCalls<U> {
     entries: Box<[Entry<U>]>,
-    /// List of free entries in the order in which they became free, linked by `Entry::next`. The oldest is used first.
+    /// List of free entries, linked by `Entry::next`.
     first_free: u32,
-    last_free: u32,
     free: u32,
     /// Call ids repeat at once, so that the states of a model repeat.
     #[cfg(test)]
@@ -57,7 +58,6 @@ impl<U> PendingCalls<U> {
                 .map(|i| Entry { key: CallKey::first(i), next: i + 1, blocks: 0, user: None })
                 .collect(),
             first_free: 0,
-            last_free: size - 1,
             free: size,
             #[cfg(test)]
             one_generation: false,
@@ -114,15 +114,10 @@ impl<U> PendingCalls<U> {
         let entry = &mut self.entries[index as usize];
         entry.key = key;
         entry.blocks = 0;
-        let user = entry.user.take();
-        if self.free == 0 {
-            self.first_free = index;
-        } else {
-            self.entries[self.last_free as usize].next = index;
-        }
-        self.last_free = index;
+        entry.next = self.first_free;
+        self.first_free = index;
         self.free += 1;
-        user
+        entry.user.take()
     }
 
     /// Whether the call is pending and was not abandoned.
@@ -183,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_reused_least_recently_freed_first() {
+    fn entry_that_became_free_last_is_used_first() {
         let mut table = PendingCalls::new(4);
         let ids: Vec<_> = (0..4).map(|i| table.insert(2, i)).collect();
         for &i in &[2, 0, 3, 1] {
             assert_eq!(table.remove(ids[i].bits()), Some(i));
         }
         let again: Vec<_> = (0..4).map(|i| table.insert(2, i).0.index()).collect();
-        assert_eq!(again, [2, 0, 3, 1]);
+        assert_eq!(again, [1, 3, 0, 2]);
     }
 }

@@ -2,8 +2,8 @@
 //! free again.
 //!
 //! ```text
-//!          consumer              cursor                 received
-//!              |                    |                       |
+//!          consumer              passed   cursor        received
+//!              |                    |        |              |
 //!  ------------+--------------------+--------+--------------+------------> position (u64, never goes back)
 //!   free for   | parsed; some of it | lent   | announced,   |
 //!   the peer   | is still held      |        | not parsed   |
@@ -35,17 +35,17 @@ pub(super) struct Receiver {
     capacity: u64,
     /// End of what the peer has announced.
     received: u64,
-    /// End of what was parsed and is not lent. Equal to `received` between batches.
+    /// End of what was parsed. Equal to `received` between batches.
     cursor: u64,
-    /// Bytes of the message that is lent. Zero: none is.
-    lent: u64,
+    /// End of what was parsed and is not lent. Equal to `cursor` while no message is lent.
+    passed: u64,
     /// Messages of the current batch that have not been parsed.
     messages_left: u32,
     /// The message of a compact batch, until `next_message` returns it.
     compact: Option<Header>,
     /// Everything before this was released. The method `consumer` brings it up to date.
     consumer: u64,
-    /// One bit for each block of the ring, set if a held message starts there. Only positions in `consumer..cursor` have bits
+    /// One bit for each block of the ring, set if a held message starts there. Only positions in `consumer..passed` have bits
     /// set; that range is at most one ring long.
     held: Box<[u64]>,
     #[cfg(test)]
@@ -81,7 +81,7 @@ impl Receiver {
             capacity,
             received: 0,
             cursor: 0,
-            lent: 0,
+            passed: 0,
             messages_left: 0,
             compact: None,
             consumer: 0,
@@ -137,6 +137,7 @@ impl Receiver {
         if metadata.message_count != WRAP_MESSAGE_COUNT {
             self.received += delta;
             self.cursor += METADATA;
+            self.pass_lent();
             self.messages_left = metadata.message_count;
             return Ok(BatchFront::Metadata(metadata));
         }
@@ -153,6 +154,7 @@ impl Receiver {
         };
         self.received += skip;
         self.cursor = self.received;
+        self.pass_lent();
         Ok(BatchFront::Metadata(metadata))
     }
 
@@ -178,6 +180,7 @@ impl Receiver {
         }
         self.received = end;
         self.cursor = end;
+        self.passed = end;
         self.messages_left = 0;
         Ok(())
     }
@@ -186,7 +189,8 @@ impl Receiver {
     #[inline(always)]
     pub(super) fn compact_end(&self, payload_len: u32) -> Option<u64> {
         let (start, delta) = (self.received, wire::compact_size(payload_len));
-        let is_free = self.cursor == start && self.consumer == start && payload_len <= MAX_COMPACT_PAYLOAD;
+        // Nothing is held, lent, or left to parse: the consumer position is never ahead of any of that.
+        let is_free = self.consumer == start && payload_len <= MAX_COMPACT_PAYLOAD;
         (is_free && self.offset(start) + delta <= self.capacity).then_some(start + delta)
     }
 
@@ -196,6 +200,7 @@ impl Receiver {
         self.consumer = end;
         self.received = end;
         self.cursor = end;
+        self.passed = end;
         self.messages_left = 0;
     }
 
@@ -246,7 +251,7 @@ impl Receiver {
         let offset = self.offset(self.cursor) as usize;
         if let Some(header) = self.compact {
             self.compact = None;
-            self.lent = left;
+            self.cursor = self.received;
             self.messages_left = 0;
             return Ok(Some((header, offset + COMPACT_HEAD_SIZE)));
         }
@@ -257,23 +262,22 @@ impl Receiver {
             // not pay for the check.
             needs = bulk_size(header, left)?;
         }
-        self.lent = needs;
+        self.cursor += needs;
         self.messages_left -= 1;
         Ok(Some((header, offset + HEADER_SIZE)))
     }
 
-    /// Ends the loan of the message that was returned last: its space is free, unless it is held.
+    /// Ends the loan of the message that was returned last: its space is free, unless it is held. Nothing is lent afterwards.
     #[inline(always)]
     pub(super) fn pass_lent(&mut self) {
-        self.cursor += self.lent;
-        self.lent = 0;
+        self.passed = self.cursor;
     }
 
     /// Holds the space of the message that is lent. `None` if none is.
     #[inline(always)]
     pub(super) fn hold_lent(&mut self) -> Option<HeldSpace> {
-        let position = self.cursor;
-        if self.lent == 0 {
+        let position = self.passed;
+        if position == self.cursor {
             return None;
         }
         self.pass_lent();
@@ -298,7 +302,7 @@ impl Receiver {
     /// Whether the current batch has been parsed to its end.
     #[inline]
     pub(super) fn batch_ended(&self) -> bool {
-        self.messages_left == 0 && self.cursor + self.lent == self.received
+        self.messages_left == 0 && self.cursor == self.received
     }
 
     /// Releases the space of a message. Returns `false` if it is not held.
@@ -313,7 +317,7 @@ impl Receiver {
     /// The consumer position: everything before it was released.
     #[inline(always)]
     pub(super) fn consumer(&mut self) -> u64 {
-        if self.consumer != self.cursor {
+        if self.consumer != self.passed {
             self.advance_consumer();
         }
         self.consumer
@@ -324,7 +328,7 @@ impl Receiver {
     fn advance_consumer(&mut self) {
         let blocks = self.capacity / ALIGNMENT;
         let mut position = self.consumer;
-        while position < self.cursor {
+        while position < self.passed {
             let block = self.offset(position) / ALIGNMENT;
             let ahead = self.held[(block / 64) as usize] >> (block % 64);
             if ahead != 0 {
@@ -333,7 +337,7 @@ impl Receiver {
             }
             position += (64 - block % 64).min(blocks - block) * ALIGNMENT;
         }
-        self.consumer = position.min(self.cursor);
+        self.consumer = position.min(self.passed);
     }
 
     #[inline]
@@ -371,7 +375,7 @@ impl Receiver {
     }
 
     pub(super) fn rebase(&mut self, back: u64) {
-        for position in [&mut self.received, &mut self.cursor, &mut self.consumer] {
+        for position in [&mut self.received, &mut self.cursor, &mut self.passed, &mut self.consumer] {
             *position -= back;
         }
     }
