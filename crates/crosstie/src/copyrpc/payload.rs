@@ -72,15 +72,10 @@ impl<'r> Payload<'r> {
         self.0.copy_to(at, to);
     }
 
-    /// The first `N` bytes. `None` if there are fewer.
+    /// The first 8 bytes. `None` if there are fewer.
     #[inline(always)]
-    pub(super) fn front<const N: usize>(&self) -> Option<[u8; N]> {
-        let mut front = [0; N];
-        if self.len() < N {
-            return None;
-        }
-        self.copy_part(0, &mut front);
-        Some(front)
+    pub(super) fn front(&self) -> Option<[u8; 8]> {
+        self.0.load_words(0).map(|[word]| word.to_ne_bytes())
     }
 
     /// Copies the payload into a new vector.
@@ -107,15 +102,23 @@ impl<'r> Payload<'r> {
         if self.len() != at + size_of::<T>() {
             return None;
         }
-        // Small values go through a buffer of words, so that they stay in registers or on the stack. It is zeroed first, so it
-        // should not be much longer than the value.
-        if size_of::<T>() <= 32 {
-            self.read_through(at, [0u64; 4].as_mut_bytes())
-        } else if size_of::<T>() <= 128 {
-            self.read_through(at, [0u64; 16].as_mut_bytes())
-        } else {
-            self.read_through(at, buffer().as_mut())
+        // Small values are loaded as words, or go through a buffer of words, so that they stay in registers or on the stack. The buffer is
+        // zeroed first, so it should not be much longer than the value.
+        match size_of::<T>() {
+            8 => self.read_words::<T, 1>(at),
+            16 => self.read_words::<T, 2>(at),
+            24 => self.read_words::<T, 3>(at),
+            32 => self.read_words::<T, 4>(at),
+            0..32 => self.read_through(at, [0u64; 4].as_mut_bytes()),
+            0..=128 => self.read_through(at, [0u64; 16].as_mut_bytes()),
+            _ => self.read_through(at, buffer().as_mut()),
         }
+    }
+
+    /// Reads a value of `N` words.
+    #[inline(always)]
+    fn read_words<T: TryFromBytes + KnownLayout, const N: usize>(&self, at: usize) -> Option<T> {
+        T::try_read_from_bytes(self.0.load_words::<N>(at)?.as_bytes()).ok()
     }
 
     #[inline(always)]

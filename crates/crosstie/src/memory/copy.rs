@@ -28,6 +28,17 @@ pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
     unsafe { arch::copy_streaming(from, to, len) }
 }
 
+/// Loads 8 bytes.
+///
+/// # Safety
+///
+/// They are valid for reads.
+#[inline(always)]
+pub(crate) unsafe fn load_word(from: *const u8) -> u64 {
+    // SAFETY: the requirements are the same as those of this function.
+    unsafe { arch::load_word(from) }
+}
+
 /// Writes the 16 bytes of `head`, and `bytes` behind them, to two places. The bytes are read once, in words: the program has often just stored
 /// them.
 ///
@@ -205,6 +216,19 @@ mod arch {
     piece!(move4, reg, "mov {v:e}, [{f}]", "mov [{t}], {v:e}");
     piece!(move2, reg, "mov {v:x}, [{f}]", "mov [{t}], {v:x}");
     piece!(move1, reg_byte, "mov {v}, [{f}]", "mov [{t}], {v}");
+
+    /// # Safety
+    ///
+    /// As for [`super::load_word`].
+    #[inline(always)]
+    pub(super) unsafe fn load_word(from: *const u8) -> u64 {
+        let word;
+        // SAFETY: reads 8 bytes that the caller guarantees; flags and stack are not touched.
+        unsafe {
+            asm!("mov {v}, [{f}]", f = in(reg) from, v = out(reg) word, options(nostack, preserves_flags, readonly));
+        }
+        word
+    }
 
     /// Instructions that copy the 16 bytes at an offset as two words. Messages with a head are put together from words a moment before, and
     /// a load that is wider than the stores before it waits until these have left the core.
@@ -420,6 +444,16 @@ mod arch {
                 copy(bytes.as_ptr(), to.add(16), bytes.len());
             }
         }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`super::load_word`].
+    pub(super) unsafe fn load_word(from: *const u8) -> u64 {
+        let mut bytes = [0; 8];
+        // SAFETY: the caller's promise.
+        unsafe { copy(from, bytes.as_mut_ptr(), bytes.len()) };
+        u64::from_ne_bytes(bytes)
     }
 
     /// # Safety

@@ -385,7 +385,7 @@ impl<U> ContextCore<U> {
         match message {
             CompactMessage::Response { user: Some(user) } => {
                 *responses += 1;
-                handler.on_response(user, Ok(Payload::from_copy(payload, len as usize)));
+                handler.on_rare_response(user, Ok(Payload::from_copy(payload, len as usize)));
             }
             CompactMessage::Response { user: None } => {}
             CompactMessage::Request { reply_token } => {
@@ -487,20 +487,20 @@ impl<U> ContextCore<U> {
             OtherMessage::Response { user, offset, len } => {
                 if let Some(user) = user {
                     *responses += 1;
-                    handler.on_response(user, Ok(Payload::in_ring(&connection.ring, offset, len)));
+                    handler.on_rare_response(user, Ok(Payload::in_ring(&connection.ring, offset, len)));
                 }
             }
             OtherMessage::BulkResponse { user, region, len } => {
                 if let Some(user) = user {
                     *responses += 1;
-                    handler.on_response(user, Ok(Payload::new(region.mr(), 0, len)));
+                    handler.on_rare_response(user, Ok(Payload::new(region.mr(), 0, len)));
                 }
                 connection.put_back_response(region);
             }
             OtherMessage::Refused { user } => {
                 if let Some(user) = user {
                     *responses += 1;
-                    handler.on_response(user, Err(CallFailed::NoMemory));
+                    handler.on_rare_response(user, Err(CallFailed::NoMemory));
                 }
             }
             OtherMessage::RequestQueued => {

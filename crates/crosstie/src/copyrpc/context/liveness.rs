@@ -114,7 +114,7 @@ impl<U> ContextCore<U> {
             let next = self.liveness.ended.borrow_mut().pop_front();
             let Some((user, cause)) = next else { break };
             count += 1;
-            handler.on_response(user, Err(cause));
+            handler.on_rare_response(user, Err(cause));
         }
         // A callback may have found another failure. The next poll ends that connection.
         self.liveness.has_failures.set(!self.liveness.broken.borrow().is_empty());

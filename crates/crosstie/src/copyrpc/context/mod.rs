@@ -53,6 +53,7 @@ pub use recv_handle::RecvHandle;
 use recv_handle::{RequestQueue, RingRequest};
 pub use request::Request;
 use request::{LendRequests, PollHandler, QueueRequests};
+pub(in crate::copyrpc) use request::{LentRequest, OnResponse};
 
 /// The longest time that a wait sleeps on the receive CQ before it looks at the send CQ, the deadlines and the peers: while an
 /// operation is under way, and otherwise.
@@ -172,7 +173,12 @@ impl<U> Context<U> {
     /// context end.
     #[inline]
     pub fn poll(&self, on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
-        self.core.poll(&mut QueueRequests(on_response))
+        self.poll_with(on_response)
+    }
+
+    #[inline(always)]
+    pub(in crate::copyrpc) fn poll_with(&self, responses: impl OnResponse<U>) -> usize {
+        self.core.poll(&mut QueueRequests(responses))
     }
 
     /// As [`poll`](Context::poll), and hands requests to `on_request`, where they can be answered at once: each where it has arrived, without

@@ -14,29 +14,34 @@ use crate::copyrpc::payload::{Payload, ShortPayload};
 /// [`defer`](Request::defer).
 ///
 /// A request that is dropped without a reply is answered with an empty payload.
-// All fields are numbers and references, so that they stay in registers where the handler is inlined.
 #[must_use = "the peer waits for a response"]
 pub struct Request<'c, U> {
+    lent: LentRequest<'c, U>,
+    /// The request, if it waited for the handler; for example until its bulk payload had arrived. The payload and the token are there.
+    held: Option<&'c mut Option<RecvHandle<U>>>,
+}
+
+/// A request that has just arrived.
+// All fields are numbers and references, so that they stay in registers where the handler is inlined.
+pub(in crate::copyrpc) struct LentRequest<'c, U> {
     core: &'c Rc<ContextCore<U>>,
     connection: &'c Rc<Connection<U>>,
     payload: Payload<'c>,
     reply_token: Option<ReplyToken>,
-    /// The request, if it waited for the handler; for example until its bulk payload had arrived. The payload and the token are there.
-    held: Option<&'c mut Option<RecvHandle<U>>>,
 }
 
 impl<'c, U> Request<'c, U> {
     /// The endpoint that the request arrived through.
     #[inline]
     pub fn endpoint(&self) -> EndpointId {
-        EndpointId(self.connection.key)
+        EndpointId(self.lent.connection.key)
     }
 
     /// The payload.
     #[inline(always)]
     pub fn data(&self) -> Payload<'_> {
         match &self.held {
-            None => self.payload,
+            None => self.lent.payload,
             Some(held) => held_data(held),
         }
     }
@@ -45,72 +50,36 @@ impl<'c, U> Request<'c, U> {
     #[inline(always)]
     pub fn response_limit(&self) -> u64 {
         match &self.held {
-            None => self.reply_token.as_ref().map_or(0, ReplyToken::max_len),
+            None => self.lent.response_limit(),
             Some(held) => held.as_ref().map_or(0, RecvHandle::response_limit),
         }
     }
 
     /// Keeps the request, so that it can be answered after the handler has returned.
     #[inline]
-    pub fn defer(mut self) -> RecvHandle<U> {
-        self.take()
-    }
-
-    /// Takes all that it has, and leaves nothing to be answered.
-    #[cold]
-    #[inline(never)]
-    pub(in crate::copyrpc) fn take(&mut self) -> RecvHandle<U> {
-        let held = self.held.as_mut().and_then(|held| held.take());
-        held.unwrap_or_else(|| {
-            RecvHandle::from_lent(self.connection, self.core, self.payload, self.reply_token.take())
-        })
+    pub fn defer(self) -> RecvHandle<U> {
+        match self.into_lent() {
+            Ok(mut lent) => lent.take(),
+            Err(handle) => handle,
+        }
     }
 
     /// Sends the response, as [`RecvHandle::reply`] does.
     #[inline(always)]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
-        match self.reply_in_place(payload) {
-            Ok(()) => Ok(()),
-            Err(cause) => Err((cause, self.needs_reply().then(|| self.defer()))),
-        }
+        let Some(token) = self.lent.reply_token.take() else { return reply_held(self.held, payload) };
+        let LentRequest { core, connection, payload: data, .. } = self.lent;
+        reply_with(core, connection, token, payload).map_err(|(cause, token)| {
+            (cause, token.map(|token| RecvHandle::from_lent(connection, core, data, Some(token))))
+        })
     }
 
-    /// As [`reply`](Request::reply). After an error, the request can be answered again if it [needs](Request::needs_reply) a reply.
+    /// The request without what few requests need; or that request, if it waited for the handler.
     #[inline(always)]
-    pub(in crate::copyrpc) fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
-        let Some(token) = self.reply_token.take() else {
-            return reply_held(self.held.as_deref_mut(), payload);
-        };
-        // Its ring space is passed when the poll continues.
-        match self.connection.reply(token, &mut None, payload, &self.core.counters) {
-            Ok(timing) => {
-                self.core.note_reply(self.connection, timing);
-                Ok(())
-            }
-            Err((cause, token)) => {
-                self.reply_token = token;
-                Err(cause)
-            }
-        }
-    }
-
-    /// Whether no response was sent.
-    #[inline(always)]
-    pub(in crate::copyrpc) fn needs_reply(&self) -> bool {
-        self.reply_token.is_some() || self.held.as_deref().is_some_and(held_needs_reply)
-    }
-
-    /// Whether it waited for the handler.
-    #[inline(always)]
-    pub(in crate::copyrpc) fn is_held(&self) -> bool {
-        self.held.is_some()
-    }
-
-    /// Releases memory that the response may need. The payload is empty afterwards.
-    #[inline(always)]
-    pub(in crate::copyrpc) fn detach(&mut self) {
-        if let Some(Some(handle)) = &mut self.held {
-            handle.detach();
+    pub(in crate::copyrpc) fn into_lent(self) -> Result<LentRequest<'c, U>, RecvHandle<U>> {
+        match self.held {
+            None => Ok(self.lent),
+            Some(held) => Err(take_held(held, self.lent)),
         }
     }
 }
@@ -125,20 +94,72 @@ fn held_data<U>(held: &Option<RecvHandle<U>>) -> Payload<'_> {
 
 #[cold]
 #[inline(never)]
-fn reply_held<U>(held: Option<&mut Option<RecvHandle<U>>>, payload: &[u8]) -> Result<(), NotReplied> {
-    match held {
-        Some(Some(handle)) => handle.reply_in_place(payload),
-        _ => Err(Failure::Closed.into()),
+fn reply_held<U>(
+    held: Option<&mut Option<RecvHandle<U>>>,
+    payload: &[u8],
+) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
+    match held.and_then(Option::take) {
+        Some(handle) => handle.reply(payload),
+        None => Err((Failure::Closed.into(), None)),
     }
 }
 
 #[cold]
 #[inline(never)]
-fn held_needs_reply<U>(held: &Option<RecvHandle<U>>) -> bool {
-    held.as_ref().is_some_and(RecvHandle::needs_reply)
+fn take_held<U>(held: &mut Option<RecvHandle<U>>, mut lent: LentRequest<'_, U>) -> RecvHandle<U> {
+    held.take().unwrap_or_else(|| lent.take())
 }
 
-impl<U> Drop for Request<'_, U> {
+impl<U> LentRequest<'_, U> {
+    #[inline(always)]
+    pub(in crate::copyrpc) fn data(&self) -> Payload<'_> {
+        self.payload
+    }
+
+    /// The longest response that the caller allows.
+    #[inline(always)]
+    pub(in crate::copyrpc) fn response_limit(&self) -> u64 {
+        self.reply_token.as_ref().map_or(0, ReplyToken::max_len)
+    }
+
+    /// Takes all that it has, and leaves nothing to be answered.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::copyrpc) fn take(&mut self) -> RecvHandle<U> {
+        RecvHandle::from_lent(self.connection, self.core, self.payload, self.reply_token.take())
+    }
+
+    /// Sends the response. After an error, the request can be answered again if it [needs](LentRequest::needs_reply) a reply.
+    #[inline(always)]
+    pub(in crate::copyrpc) fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
+        let Some(token) = self.reply_token.take() else { return Err(Failure::Closed.into()) };
+        reply_with(self.core, self.connection, token, payload).map_err(|(cause, token)| {
+            self.reply_token = token;
+            cause
+        })
+    }
+
+    /// Whether no response was sent.
+    #[inline(always)]
+    pub(in crate::copyrpc) fn needs_reply(&self) -> bool {
+        self.reply_token.is_some()
+    }
+}
+
+#[inline(always)]
+fn reply_with<U>(
+    core: &ContextCore<U>,
+    connection: &Rc<Connection<U>>,
+    token: ReplyToken,
+    payload: &[u8],
+) -> Result<(), (NotReplied, Option<ReplyToken>)> {
+    // The ring space of the request is passed when the poll continues.
+    let timing = connection.reply(token, &mut None, payload, &core.counters)?;
+    core.note_reply(connection, timing);
+    Ok(())
+}
+
+impl<U> Drop for LentRequest<'_, U> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(token) = self.reply_token.take() {
@@ -153,6 +174,13 @@ pub(super) trait PollHandler<U> {
     const LENDS_REQUESTS: bool;
 
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>);
+
+    /// As [`on_response`](PollHandler::on_response), for what few polls do: its code is there only once.
+    #[cold]
+    #[inline(never)]
+    fn on_rare_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
+        self.on_response(user, response);
+    }
 
     /// Handles a short request whose payload is in the ring, where it is lent.
     fn on_ring_request(
@@ -181,15 +209,27 @@ pub(super) trait PollHandler<U> {
     fn has_enough(&self) -> bool;
 }
 
-/// Responses go to a callback, requests to the queue of [`Context::recv`](super::Context::recv).
-pub(super) struct QueueRequests<F>(pub(super) F);
+/// What a program does with responses: a closure, or a type whose method is inlined always, as no closure can be.
+pub(in crate::copyrpc) trait OnResponse<U> {
+    fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>);
+}
 
-impl<U, F: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRequests<F> {
+impl<U, F: FnMut(U, Result<Payload<'_>, CallFailed>)> OnResponse<U> for F {
+    #[inline(always)]
+    fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
+        self(user, response);
+    }
+}
+
+/// Requests go to the queue of [`Context::recv`](super::Context::recv).
+pub(super) struct QueueRequests<R>(pub(super) R);
+
+impl<U, R: OnResponse<U>> PollHandler<U> for QueueRequests<R> {
     const LENDS_REQUESTS: bool = false;
 
     #[inline(always)]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
-        (self.0)(user, response);
+        self.0.on_response(user, response);
     }
 
     #[inline(always)]
@@ -305,7 +345,8 @@ impl<U, S, F: FnMut(&mut S, Request<'_, U>), G> LendRequests<'_, U, S, F, G> {
         held: Option<&mut Option<RecvHandle<U>>>,
     ) {
         self.requests += 1;
-        (self.on_request)(self.state, Request { core: self.core, connection, payload, reply_token, held });
+        let lent = LentRequest { core: self.core, connection, payload, reply_token };
+        (self.on_request)(self.state, Request { lent, held });
     }
 
     #[cold]

@@ -160,30 +160,57 @@ impl CallTable {
     }
 
     /// Ends a call with the result that the context delivered.
-    #[inline]
+    #[inline(always)]
     pub(super) fn finish_call(&self, token: CallToken, result: Result<Payload<'_>, CallFailed>) {
-        let waker = {
-            let mut slots = self.slots.borrow_mut();
-            let Some(slot) = slots.get(token) else { return };
-            match slot.state {
-                SlotState::Called => match result {
-                    Ok(payload) => {
-                        slot.state = SlotState::Answered;
-                        payload.copy_to(slot.buffer_of(payload.len()));
-                        slot.waker.take()
-                    }
-                    Err(cause) => slots.fail(token, cause.into()),
-                },
-                SlotState::DroppedCalled => {
-                    self.count(|counters| counters.dropped += u64::from(result.is_ok()));
-                    slots.release(token)
-                }
-                _ => return,
-            }
-        };
+        match result {
+            Ok(response) => self.answer_call(token, response),
+            Err(cause) => self.fail_made_call(token, cause),
+        }
+    }
+
+    #[inline(always)]
+    fn answer_call(&self, token: CallToken, response: Payload<'_>) {
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get(token) else { return };
+        if slot.state != SlotState::Called {
+            drop(slots);
+            return self.finish_dropped(token, true);
+        }
+        slot.state = SlotState::Answered;
+        response.copy_to(slot.buffer_of(response.len()));
+        let waker = slot.waker.take();
+        drop(slots);
         self.open.set(self.open.get() - 1);
         if let Some(waker) = waker {
             waker.wake();
+        }
+    }
+
+    #[cold]
+    fn fail_made_call(&self, token: CallToken, cause: CallFailed) {
+        let waker = {
+            let mut slots = self.slots.borrow_mut();
+            match slots.get(token).map(|slot| slot.state) {
+                Some(SlotState::Called) => self.fail_call(&mut slots, token, cause.into()),
+                _ => {
+                    drop(slots);
+                    return self.finish_dropped(token, false);
+                }
+            }
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Ends a call whose future was dropped, if it is one.
+    #[cold]
+    fn finish_dropped(&self, token: CallToken, is_answered: bool) {
+        let mut slots = self.slots.borrow_mut();
+        if slots.get(token).is_some_and(|slot| slot.state == SlotState::DroppedCalled) {
+            self.count(|counters| counters.dropped += u64::from(is_answered));
+            self.open.set(self.open.get() - 1);
+            slots.release(token);
         }
     }
 
@@ -196,21 +223,19 @@ impl CallTable {
     ) -> Poll<Result<M::Response, Error>> {
         let mut slots = self.slots.borrow_mut();
         if let Some(slot) = slots.get(token) {
-            if let SlotState::Called | SlotState::Queued = slot.state {
-                let former = match &slot.waker {
-                    Some(known) if known.will_wake(waker) => None,
-                    _ => slot.waker.replace(waker.clone()),
-                };
-                drop(slots);
-                drop(former);
+            if let SlotState::Queued | SlotState::Called = slot.state {
+                if slot.waker.is_some() {
+                    drop(slots);
+                    self.change_waker(token, waker);
+                } else {
+                    slot.waker = Some(waker.clone());
+                }
                 return Poll::Pending;
             }
             if slot.state == SlotState::Answered
                 && let Some(response) = decode_done::<M>(&slot.buffer, slot.len)
             {
-                let former = slots.release(token);
-                drop(slots);
-                drop(former);
+                slots.release(token);
                 return Poll::Ready(Ok(response));
             }
         }
@@ -218,24 +243,34 @@ impl CallTable {
         Poll::Ready(Err(self.take_error(token, decode_error::<M>)))
     }
 
+    /// Replaces the waker of a call, unless it wakes the same task.
+    #[cold]
+    #[inline(never)]
+    fn change_waker(&self, token: CallToken, waker: &Waker) {
+        let former = match self.slots.borrow_mut().get(token) {
+            Some(slot) if !slot.waker.as_ref().is_some_and(|known| known.will_wake(waker)) => {
+                slot.waker.replace(waker.clone())
+            }
+            _ => None,
+        };
+        drop(former);
+    }
+
     /// Why a call has ended without a response. Frees its slot.
     #[cold]
     #[inline(never)]
     fn take_error(&self, token: CallToken, decode: fn(&[u8]) -> Error) -> Error {
         assert!(token != CallToken::TAKEN, "a call was polled after it had finished");
-        let (error, former) = {
-            let mut slots = self.slots.borrow_mut();
-            if token == CallToken::NO_SLOT && !self.is_closed.get() {
-                return Error::TooManyCalls(slots.limit);
-            }
-            let Some((slot, rare)) = slots.get_with_rare(token) else { return closed() };
-            let error = match slot.state {
-                SlotState::Answered => decode(&slot.buffer[..slot.len]),
-                _ => rare.error.take().unwrap_or(closed()),
-            };
-            (error, slots.release_rare(token))
+        let mut slots = self.slots.borrow_mut();
+        if token == CallToken::NO_SLOT && !self.is_closed.get() {
+            return Error::TooManyCalls(slots.limit);
+        }
+        let Some((slot, rare)) = slots.get_with_rare(token) else { return closed() };
+        let error = match slot.state {
+            SlotState::Answered => decode(&slot.buffer[..slot.len]),
+            _ => rare.error.take().unwrap_or(closed()),
         };
-        drop(former);
+        slots.release_rare(token);
         if error == Error::MalformedResponse {
             self.count(|counters| counters.malformed += 1);
         }
@@ -260,9 +295,13 @@ impl CallTable {
                 }
                 SlotState::Answered => {
                     self.count(|counters| counters.dropped += 1);
-                    slots.release(token)
+                    slots.release(token);
+                    None
                 }
-                _ => slots.release(token),
+                _ => {
+                    slots.release(token);
+                    None
+                }
             }
         };
         drop(waker);
@@ -279,8 +318,7 @@ impl CallTable {
         calls.retain(|&token| {
             let state = slots.get(token).map_or(SlotState::Free, |slot| slot.state);
             if state == SlotState::DroppedQueued {
-                // Its waker was taken when the future was dropped.
-                drop(slots.release_rare(token));
+                slots.release_rare(token);
                 self.open.set(self.open.get() - 1);
             }
             state == SlotState::Queued
@@ -352,7 +390,8 @@ impl CallTable {
                 Some((slot, _)) if slot.state == SlotState::DroppedQueued => {
                     queue.dropped.set(queue.dropped.get().saturating_sub(1));
                     self.open.set(self.open.get() - 1);
-                    slots.release_rare(token)
+                    slots.release_rare(token);
+                    None
                 }
                 // It has ended in the meantime.
                 _ => None,

@@ -12,7 +12,8 @@ use super::call_table::{CallTable, DriverCounters};
 use super::client::Client;
 use super::server::{Handlers, Service};
 use super::slots::{CallToken, MAX_CALLS};
-use crate::copyrpc::{Context, Counters, EndpointConfig};
+use crate::copyrpc::context::OnResponse;
+use crate::copyrpc::{CallFailed, Context, Counters, EndpointConfig, Payload};
 use crate::device::DeviceError;
 
 /// Rounds without progress before [`Driver::run_until`] yields the core instead of spinning, and before it sleeps.
@@ -39,6 +40,15 @@ pub struct Driver {
     calls: Rc<CallTable>,
 }
 
+struct FinishCalls<'c>(&'c CallTable);
+
+impl OnResponse<CallToken> for FinishCalls<'_> {
+    #[inline(always)]
+    fn on_response(&mut self, token: CallToken, response: Result<Payload<'_>, CallFailed>) {
+        self.0.finish_call(token, response);
+    }
+}
+
 impl Driver {
     /// Creates a driver for a context. About a million calls can be open at a time.
     pub fn new(context: Context<CallToken>) -> Driver {
@@ -61,7 +71,7 @@ impl Driver {
     /// Returns whether any call made progress. Never waits.
     #[inline]
     pub fn step(&self) -> bool {
-        let ended = self.context.poll(|token, result| self.calls.finish_call(token, result));
+        let ended = self.context.poll_with(FinishCalls(&self.calls));
         ended + self.calls.make_waiting_calls() > 0
     }
 

@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::error::Refused;
 use super::method::{Frame, Method, PREFIX_SIZE, Prefix, Status, response_size};
+use crate::copyrpc::context::LentRequest;
 use crate::copyrpc::{CallFailed, Context, NotReplied, Payload, RecvHandle, Request};
 use sealed::{Answerable, Handle, Outcome};
 
@@ -178,7 +179,7 @@ impl<S, U, H> Service<S, U, H> {
     where
         H: Handlers<S, U>,
     {
-        let outcome = match request.data().front::<PREFIX_SIZE>() {
+        let outcome = match request.data().front() {
             Some(front) => {
                 let prefix: Prefix = zerocopy::transmute!(front);
                 let (method, response) = (prefix.head.get(), prefix.detail.get());
@@ -224,20 +225,27 @@ struct PolledService<'s, S, U, H> {
 }
 
 impl<S, U, H: Handlers<S, U>> PolledService<'_, S, U, H> {
+    // The panic of a handler must not go through the poll, which would end all connections. It continues behind the poll.
     #[inline(always)]
-    fn handle(&mut self, mut request: Request<'_, U>) {
+    fn handle(&mut self, request: Request<'_, U>) {
         if self.panic.is_some() {
             return self.kept.push(request.defer());
         }
-        let needs_detach = request.is_held();
-        // The panic must not go through the poll, which would end all connections. It continues behind the poll.
-        let handled = catch_unwind(AssertUnwindSafe(|| {
-            self.service.handle_request(&mut request, needs_detach);
-        }));
-        if let Err(panic) = handled {
+        let mut request = match request.into_lent() {
+            Ok(request) => request,
+            Err(handle) => return self.handle_held(handle),
+        };
+        let service = AssertUnwindSafe(|| self.service.handle_request(&mut request, false));
+        if let Err(panic) = catch_unwind(service) {
             self.panic = Some(panic);
             answer_nothing(&mut request);
         }
+    }
+
+    #[cold]
+    fn handle_held(&mut self, handle: RecvHandle<U>) {
+        let service = AssertUnwindSafe(|| self.service.handle_other_request(handle));
+        self.panic = catch_unwind(service).err();
     }
 }
 
@@ -442,34 +450,33 @@ impl<U> Answerable<U> for RecvHandle<U> {
     }
 }
 
-impl<U> Answerable<U> for Request<'_, U> {
+impl<U> Answerable<U> for LentRequest<'_, U> {
     #[inline(always)]
     fn data(&self) -> Payload<'_> {
-        Request::data(self)
+        LentRequest::data(self)
     }
 
     #[inline(always)]
     fn response_limit(&self) -> u64 {
-        Request::response_limit(self)
+        LentRequest::response_limit(self)
     }
 
     #[inline(always)]
     fn needs_reply(&self) -> bool {
-        Request::needs_reply(self)
+        LentRequest::needs_reply(self)
     }
 
     #[inline(always)]
     fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
-        Request::reply_in_place(self, payload)
+        LentRequest::reply_in_place(self, payload)
     }
 
+    /// It has no memory of its own.
     #[inline(always)]
-    fn detach(&mut self) {
-        Request::detach(self);
-    }
+    fn detach(&mut self) {}
 
     fn take(&mut self) -> RecvHandle<U> {
-        Request::take(self)
+        LentRequest::take(self)
     }
 }
 

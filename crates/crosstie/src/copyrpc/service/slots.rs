@@ -43,9 +43,8 @@ pub(super) struct Slots {
     pub(super) slots: Vec<Slot>,
     /// What few calls need, by the index of their slot.
     rare: Vec<Rare>,
-    /// A linked list of free slots, the least recently used first.
+    /// A linked list of free slots, the one that was used last first.
     first_free: u32,
-    last_free: u32,
     pub(super) limit: usize,
 }
 
@@ -77,26 +76,26 @@ pub(super) struct Rare {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlotState {
-    Free,
     /// The call waits for room.
     Queued,
-    /// The call waits for room, and its future was dropped.
-    DroppedQueued,
     /// The call was made.
     Called,
-    /// The call was made, and its future was dropped.
-    DroppedCalled,
     Answered,
     Failed,
+    /// The call waits for room, and its future was dropped.
+    DroppedQueued,
+    /// The call was made, and its future was dropped.
+    DroppedCalled,
+    Free,
 }
 
-/// The end of the list of free slots.
+/// The end of the list of free slots: no slot has this index.
 const NONE: u32 = u32::MAX;
 
 impl Slots {
     pub(super) fn new(limit: usize) -> Slots {
         let (slots, rare) = (Vec::new(), Vec::new());
-        Slots { slots, rare, first_free: NONE, last_free: NONE, limit: limit.min(MAX_CALLS) }
+        Slots { slots, rare, first_free: NONE, limit: limit.min(MAX_CALLS) }
     }
 
     #[inline]
@@ -123,18 +122,18 @@ impl Slots {
     /// Takes a free slot. `None`: the limit is reached.
     #[inline]
     pub(super) fn allocate(&mut self, state: SlotState) -> Option<&mut Slot> {
-        let index = match self.first_free {
-            NONE => self.grow()?,
-            index => index,
-        };
-        let slot = self.slots.get_mut(index as usize)?;
+        let mut index = self.first_free as usize;
+        if index >= self.slots.len() {
+            index = self.grow()?;
+        }
+        let slot = self.slots.get_mut(index)?;
         self.first_free = slot.next_free;
         slot.state = state;
         Some(slot)
     }
 
     #[cold]
-    fn grow(&mut self) -> Option<u32> {
+    fn grow(&mut self) -> Option<usize> {
         let index = self.slots.len();
         if index >= self.limit {
             return None;
@@ -148,33 +147,30 @@ impl Slots {
             waker: None,
         });
         self.rare.push(Rare::default());
-        Some(index as u32)
+        Some(index)
     }
 
-    /// Frees a slot. Returns its waker, for the caller to drop while nothing is borrowed.
+    /// Frees the slot of a call that has ended, or whose future was dropped: it has no waker any more.
     #[inline(always)]
-    pub(super) fn release(&mut self, token: CallToken) -> Option<Waker> {
+    pub(super) fn release(&mut self, token: CallToken) {
         let index = token.0.index();
-        let slot = self.slots.get_mut(index as usize).filter(|slot| slot.token == token)?;
+        let Some(slot) = self.slots.get_mut(index as usize).filter(|slot| slot.token == token) else {
+            return;
+        };
+        debug_assert!(slot.waker.is_none());
         slot.token = CallToken(token.0.next());
         slot.state = SlotState::Free;
-        slot.next_free = NONE;
-        let waker = slot.waker.take();
-        match self.slots.get_mut(self.last_free as usize) {
-            Some(last) if self.first_free != NONE => last.next_free = index,
-            _ => self.first_free = index,
-        }
-        self.last_free = index;
-        waker
+        slot.next_free = self.first_free;
+        self.first_free = index;
     }
 
     /// Frees a slot as [`release`](Slots::release) does, and what few calls need.
     #[cold]
-    pub(super) fn release_rare(&mut self, token: CallToken) -> Option<Waker> {
+    pub(super) fn release_rare(&mut self, token: CallToken) {
         if let Some((_, rare)) = self.get_with_rare(token) {
             rare.queue = None;
         }
-        self.release(token)
+        self.release(token);
     }
 }
 
