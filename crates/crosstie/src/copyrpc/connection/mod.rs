@@ -120,18 +120,12 @@ impl RingBytes for RingRegion {
     }
 }
 
-/// What becomes of the messages of a batch.
+/// What becomes of the messages of a batch. They are at an offset of the ring, where they are lent. The methods return whether to go on.
 pub(super) trait MessageHandler<U> {
-    /// Whether short requests are lent. Otherwise they are held.
-    const LENDS_REQUESTS: bool;
+    /// A short request.
+    fn on_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) -> bool;
 
-    /// A short request at an offset of the ring, where it is lent. Returns whether to go on.
-    fn on_lent_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) -> bool;
-
-    /// A short request that is held.
-    fn on_held_request(&mut self, offset: usize, len: usize, space: HeldSpace, reply_token: ReplyToken);
-
-    /// A response at an offset of the ring, where it is lent. `user` is `None` if the call was abandoned. Returns whether to go on.
+    /// A response. `user` is `None` if the call was abandoned.
     fn on_response(&mut self, user: Option<U>, offset: usize, len: usize) -> bool;
 }
 
@@ -424,15 +418,10 @@ impl<U> Connection<U> {
                         state.queue_request(&self.ring, offset, len, bulk, reply_token)?;
                         return Ok(Some(OtherMessage::RequestQueued));
                     }
-                    if H::LENDS_REQUESTS {
-                        drop(guard);
-                        if !handler.on_lent_request(offset, len, reply_token) {
-                            self.pass();
-                            break;
-                        }
-                    } else if let Some(space) = connected.protocol.hold() {
-                        drop(guard);
-                        handler.on_held_request(offset, len, space, reply_token);
+                    drop(guard);
+                    if !handler.on_request(offset, len, reply_token) {
+                        self.pass();
+                        break;
                     }
                 }
                 Some(Response(ReceivedResponse { call, user, offset, len, bulk })) => {

@@ -1,43 +1,33 @@
-//! Completion handling: one receive CQ and one send CQ for all connections, and the shared receive queue (SRQ).
+//! Completion handling: one receive CQ and one send CQ for all connections.
 //!
 //! - A completion on the receive CQ announces a batch. Its responses go to the callback of the poll, its requests to the queue
 //!   of [`Context::recv`](super::Context::recv).
 //! - A completion on the send CQ frees room in a send queue, or ends a READ or WRITE.
-//! - Every batch uses one receive of the SRQ. A poll that finds nothing posts some again; when a third of the receives is used, all are
-//!   posted again.
-//!
-//! The receive CQ cannot overflow. A refill posts at most as many receives as completions were polled since the last one, so receives in the
-//! SRQ and completions in the CQ together do not become more. Only [`ContextCore::refill_all_receives`] can add to them: at most
-//! [`Config::receives`](crate::copyrpc::Config::receives), and only if the CQ was seen empty, so that all others are in the SRQ.
 //!
 //! A completion with an error, or a batch that violates the protocol, marks its connection as broken. `liveness.rs` ends it.
 
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crosstie_protocol::copyrpc::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, MAX_COMPACT_PAYLOAD};
-use crosstie_protocol::copyrpc::{CompactMessage, HeldSpace, ReplyToken};
+use crosstie_protocol::copyrpc::{CompactMessage, ReplyToken};
 
+use super::receives::{IDLE_REFILL, Receives, recv_cq_depth};
 use super::request::PollHandler;
-use super::{ContextCore, PollState, RecvHandle, RequestQueue, RingRequest};
+use super::{ContextCore, PollState, RecvHandle};
 use crate::copyrpc::connection::{Connection, MessageHandler, OtherMessage};
 use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::{MAX_COMPACT_BATCH, SEND_DEPTH};
 use crate::copyrpc::payload::{Payload, ShortPayload};
 use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
 use crate::device::software::CqParker;
-use crate::device::{
-    Completion, Cq, CqConfig, Device, DeviceError, NextReceive, Pd, PostError, QpConfig, RcQp, RecvWr, Srq,
-    SrqConfig,
-};
+use crate::device::{Completion, Cq, CqConfig, Device, DeviceError, NextReceive, Pd, QpConfig, RcQp};
 use crate::wait::Parker;
 
 /// The most completions that are taken from a queue at a time.
-const BURST: usize = 64;
-/// The most receives that a poll posts because it has found nothing. The peer's answer takes longer.
-const IDLE_REFILL: u32 = 8;
+pub(super) const BURST: usize = 64;
 /// A poll that pauses in a batch has ended at least so many calls.
 const MIN_ENDED: usize = 4;
 /// The key of no connection.
@@ -54,14 +44,11 @@ pub(super) struct CompletionQueues {
     paused: Cell<u32>,
     /// A buffer for the completions of one poll.
     send_completions: RefCell<Vec<Completion>>,
-    srq: RefCell<Srq>,
+    receives: Receives,
     /// Work requests that have asked for a completion and got it, with success.
     signaled_completed: Cell<u64>,
     /// Work requests that were posted before the last poll of the send CQ.
     posted_before_poll: Cell<u64>,
-    /// Receives that are posted and not used, as far as is known, and the number at which they are posted again.
-    posted_receives: Cell<u32>,
-    refill_at: u32,
     /// Whether the last poll of the receive CQ left nothing there.
     is_recv_cq_drained: Cell<bool>,
     recv_cq: RefCell<Cq>,
@@ -77,21 +64,16 @@ impl CompletionQueues {
         receives: u32,
         max_endpoints: usize,
     ) -> Result<CompletionQueues, DeviceError> {
-        // A device may round the number of receives up, to less than twice as many. `refill_all_receives` can fill the SRQ while all
-        // of them become completions, and post as many as configured.
         let recv_cq = device.create_cq(&CqConfig { depth: recv_cq_depth(receives) })?;
         let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
-        let srq = pd.create_srq(&SrqConfig { max_wr: receives, max_sge: 1 })?;
         Ok(CompletionQueues {
             arrivals: RefCell::new(VecDeque::with_capacity(BURST)),
             has_arrivals: Cell::new(false),
             paused: Cell::new(NO_CONNECTION),
             send_completions: RefCell::new(Vec::with_capacity(BURST)),
-            srq: RefCell::new(srq),
+            receives: Receives::new(pd, receives)?,
             signaled_completed: Cell::new(0),
             posted_before_poll: Cell::new(0),
-            posted_receives: Cell::new(0),
-            refill_at: (u64::from(receives) * 2 / 3) as u32,
             is_recv_cq_drained: Cell::new(true),
             recv_parker: recv_cq.parker(),
             recv_cq: RefCell::new(recv_cq),
@@ -102,7 +84,7 @@ impl CompletionQueues {
     /// Creates a queue pair that uses these queues.
     pub(super) fn create_qp(&self, pd: &Pd, config: &QpConfig) -> Result<RcQp, DeviceError> {
         let (send, recv) = (self.send_cq.borrow(), self.recv_cq.borrow());
-        pd.create_rc(config, &send, &recv, Some(&self.srq.borrow()))
+        pd.create_rc(config, &send, &recv, Some(&self.receives.srq()))
     }
 
     /// Whether the last poll of the receive CQ left nothing there.
@@ -130,29 +112,6 @@ impl CompletionQueues {
     pub(super) fn wait_recv(&self, timeout: Duration) -> bool {
         self.recv_cq.borrow_mut().wait(timeout).unwrap_or(true)
     }
-}
-
-/// Completions that the receive CQ is asked for, if so many receives are kept posted.
-fn recv_cq_depth(receives: u32) -> u32 {
-    3 * receives + BURST as u32
-}
-
-/// Posts receives until as many are posted as are to be kept. `post` posts up to a number of receives and returns how many it has posted.
-/// Returns why the queue refused one, unless it is full.
-fn refill(
-    posted: &Cell<u32>,
-    receives: u32,
-    mut post: impl FnMut(u32) -> Result<u32, PostError>,
-) -> Option<PostError> {
-    while posted.get() < receives {
-        match post(receives - posted.get()) {
-            Ok(count) => posted.set(posted.get() + count),
-            // The queue holds as many as it can.
-            Err(PostError::Full) => posted.set(receives),
-            Err(error) => return Some(error),
-        }
-    }
-    None
 }
 
 /// The bytes of a compact batch, if they came with the completion.
@@ -185,7 +144,7 @@ impl<U> ContextCore<U> {
         match next {
             NextReceive::Nothing => {
                 queues.is_recv_cq_drained.set(true);
-                if queues.posted_receives.get() + IDLE_REFILL <= self.config.receives {
+                if queues.receives.lack_some() {
                     self.refill_receives(IDLE_REFILL);
                 }
                 0
@@ -204,7 +163,7 @@ impl<U> ContextCore<U> {
         let is_only = || !queues.recv_cq.borrow().may_have_receives();
         self.receive_recent(state, is_only, &mut responses, handler);
         self.count_receives(1);
-        if queues.posted_receives.get() <= queues.refill_at {
+        if queues.receives.are_few() {
             self.refill_receives(u32::MAX);
         }
         responses
@@ -234,7 +193,7 @@ impl<U> ContextCore<U> {
             taken += self.poll_arrivals(&mut responses, handler);
             state.forget_closed();
         }
-        if taken > 0 && queues.posted_receives.get() <= queues.refill_at {
+        if taken > 0 && queues.receives.are_few() {
             self.refill_receives(u32::MAX);
         }
         responses
@@ -305,8 +264,7 @@ impl<U> ContextCore<U> {
 
     #[inline(always)]
     fn count_receives(&self, count: usize) {
-        let posted = &self.queues.posted_receives;
-        posted.set(posted.get().saturating_sub(count as u32));
+        self.queues.receives.note_used(count);
         self.counters.count_receives(count);
     }
 
@@ -452,11 +410,8 @@ impl<U> ContextCore<U> {
         }
         self.schedule_flush(connection);
         let is_at_end = loop {
-            let other = {
-                let requests = None;
-                let mut batch = BatchHandler { core: self, connection, requests, responses, most, handler };
-                connection.receive_messages(&mut batch)?
-            };
+            let mut batch = BatchHandler { core: self, connection, responses, most, handler };
+            let other = connection.receive_messages(&mut batch)?;
             let is_at_end = other.is_none();
             if let Some(other) = other {
                 self.receive_other(connection, other, responses, handler);
@@ -574,35 +529,23 @@ impl<U> ContextCore<U> {
     /// Posts up to `most` receives again.
     #[inline(never)]
     pub(super) fn refill_receives(&self, most: u32) {
-        let posted = &self.queues.posted_receives;
-        let refused = {
-            let mut srq = self.queues.srq.borrow_mut();
-            let wr = RecvWr { wr_id: 0, sges: &[] };
-            let receives = self.config.receives.min(posted.get().saturating_add(most));
-            refill(posted, receives, |count| srq.post_recvs(&wr, count))
-        };
-        match refused {
-            None => {}
-            // The receives that are left are enough for now. The next check of the peers tries again.
-            Some(_) if posted.get() > 0 => {}
-            Some(error) => self.mark_all_broken(Failure::Refused(error)),
+        if let Err(error) = self.queues.receives.refill(most) {
+            self.mark_all_broken(Failure::Refused(error));
         }
     }
 
     /// Posts as many receives as the queue takes. Receives of a queue pair that is gone were used without a completion. Only after
     /// the receive CQ was seen empty.
     pub(super) fn refill_all_receives(&self) {
-        self.queues.posted_receives.set(0);
+        self.queues.receives.forget_all();
         self.refill_receives(u32::MAX);
     }
 }
 
-/// What becomes of the messages of a batch: they go to the handler of the poll, and requests that it does not take to the queue.
+/// What becomes of the messages of a batch: they go to the handler of the poll.
 struct BatchHandler<'p, U, H> {
     core: &'p ContextCore<U>,
     connection: &'p Rc<Connection<U>>,
-    /// The queue, while requests follow one another.
-    requests: Option<RefMut<'p, RequestQueue<U>>>,
     responses: &'p mut usize,
     /// So many responses are enough.
     most: usize,
@@ -610,126 +553,18 @@ struct BatchHandler<'p, U, H> {
 }
 
 impl<U, H: PollHandler<U>> MessageHandler<U> for BatchHandler<'_, U, H> {
-    const LENDS_REQUESTS: bool = H::LENDS_REQUESTS;
-
     #[inline(always)]
-    fn on_lent_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) -> bool {
+    fn on_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) -> bool {
         self.handler.on_ring_request(self.core, self.connection, offset, len, reply_token);
         !self.handler.has_enough()
     }
 
     #[inline(always)]
-    fn on_held_request(&mut self, offset: usize, len: usize, space: HeldSpace, reply_token: ReplyToken) {
-        // Rings are shorter than 4 GiB.
-        let (offset, len, space) = (offset as u32, len as u32, Some(space));
-        let requests = self.requests.get_or_insert_with(|| self.core.requests.borrow_mut());
-        // First the slot: the request then goes there without a detour.
-        let slot = requests.next_slot();
-        let connection = self.connection.clone();
-        slot.fill(RingRequest { connection, offset, len, space, reply_token });
-    }
-
-    #[inline(always)]
     fn on_response(&mut self, user: Option<U>, offset: usize, len: usize) -> bool {
-        self.requests = None;
         if let Some(user) = user {
             *self.responses += 1;
             self.handler.on_response(user, Ok(Payload::in_ring(&self.connection.ring, offset, len)));
         }
         *self.responses < self.most
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rng::{Random, seed};
-
-    /// The queues of a NIC: a receive leaves the SRQ when a message arrives, and its completion waits in the CQ. The SRQ may have more
-    /// room than it was asked for.
-    struct Nic {
-        room: u32,
-        in_srq: u32,
-        in_cq: u32,
-        posted: Cell<u32>,
-        is_drained: bool,
-    }
-
-    impl Nic {
-        /// Messages arrive; `lost` of them for queue pairs that are gone, whose receives are used without a completion.
-        fn receive(&mut self, messages: u32, lost: u32) {
-            let messages = messages.min(self.in_srq);
-            self.in_srq -= messages;
-            self.in_cq += messages - lost.min(messages);
-        }
-
-        fn refill(&mut self, receives: u32) {
-            let (room, in_srq) = (self.room, &mut self.in_srq);
-            let refused = refill(&self.posted, receives, |count| {
-                let count = count.min(room - *in_srq);
-                *in_srq += count;
-                if count > 0 { Ok(count) } else { Err(PostError::Full) }
-            });
-            assert_eq!(refused, None);
-        }
-
-        /// As `poll_recv_cq` and `refill_receives`.
-        fn poll(&mut self, receives: u32) {
-            let taken = self.in_cq.min(BURST as u32);
-            self.in_cq -= taken;
-            self.is_drained = taken < BURST as u32;
-            self.posted.set(self.posted.get().saturating_sub(taken));
-            if taken > 0 && 3 * self.posted.get() <= 2 * receives {
-                self.refill(receives);
-            } else if taken == 0 {
-                self.refill(receives.min(self.posted.get() + IDLE_REFILL));
-            }
-        }
-    }
-
-    /// The most receives and completions at a time of a random run, as a part of what the CQ was asked for. `only_if_drained`:
-    /// all receives are posted again only if the CQ was seen empty.
-    fn fullest(random: &mut Random, only_if_drained: bool) -> f64 {
-        let receives = 1 + random.below(200) as u32;
-        let room = receives + random.below(receives.into()) as u32;
-        let mut nic = Nic { room, in_srq: 0, in_cq: 0, posted: Cell::new(0), is_drained: true };
-        nic.refill(receives);
-        let mut highest = 0;
-        for _ in 0..2000 {
-            match random.below(4) {
-                0 => nic.receive(random.below(2 * u64::from(room)) as u32, 0),
-                1 => nic.receive(random.below(8) as u32, random.below(8) as u32),
-                2 => nic.poll(receives),
-                // The check of the peers. Messages arrive between the look at the CQ and the posts.
-                _ if nic.is_drained || !only_if_drained => {
-                    nic.receive(random.below(2 * u64::from(room)) as u32, 0);
-                    nic.posted.set(0);
-                    nic.refill(receives);
-                    // It is done again only after another poll.
-                    nic.is_drained = false;
-                }
-                _ => {}
-            }
-            highest = highest.max(nic.in_srq + nic.in_cq);
-        }
-        // Receives that were lost come back.
-        while !nic.is_drained {
-            nic.poll(receives);
-        }
-        nic.posted.set(0);
-        nic.refill(receives);
-        assert!(nic.in_srq >= receives, "{} of {receives} receives", nic.in_srq);
-        f64::from(highest) / f64::from(recv_cq_depth(receives))
-    }
-
-    #[test]
-    fn receives_and_completions_never_exceed_the_completion_queue() {
-        let mut random = Random(seed());
-        let highest = (0..300).map(|_| fullest(&mut random, true)).fold(0.0, f64::max);
-        println!("at most {highest:.2} of the completion queue was used");
-        assert!(highest <= 1.0, "{highest} times the completion queue");
-        // The same run finds an overflow if the rule is broken.
-        let highest = (0..300).map(|_| fullest(&mut random, false)).fold(0.0, f64::max);
-        assert!(highest > 1.0, "the test does not notice a broken rule: {highest}");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! - `mod.rs`: the public type, the table of connections, and the order of a poll.
 //! - `flush.rs`: which connections have something to post.
-//! - `completions.rs`: the completion queues and the shared receive queue.
+//! - `completions.rs`: the completion queues, and what their completions announce.
+//! - `receives.rs`: the shared receive queue.
 //! - `liveness.rs`: deadlines, dead peers, and the end of broken connections.
 //! - `endpoint.rs`, `request.rs`, `recv_handle.rs`, `raw.rs`: what the application holds.
 //! - `waitable.rs`: waiting for a context together with other sources.
@@ -23,6 +24,7 @@ mod endpoint;
 mod flush;
 mod liveness;
 mod raw;
+mod receives;
 mod recv_handle;
 mod request;
 mod waitable;

@@ -170,9 +170,6 @@ impl<U> Drop for LentRequest<'_, U> {
 
 /// What a poll does with what it receives.
 pub(super) trait PollHandler<U> {
-    /// Whether requests in the ring are lent. Otherwise the poll holds and queues them, which is less work in a batch.
-    const LENDS_REQUESTS: bool;
-
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>);
 
     /// As [`on_response`](PollHandler::on_response), for what few polls do: its code is there only once.
@@ -225,8 +222,6 @@ impl<U, F: FnMut(U, Result<Payload<'_>, CallFailed>)> OnResponse<U> for F {
 pub(super) struct QueueRequests<R>(pub(super) R);
 
 impl<U, R: OnResponse<U>> PollHandler<U> for QueueRequests<R> {
-    const LENDS_REQUESTS: bool = false;
-
     #[inline(always)]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         self.0.on_response(user, response);
@@ -288,8 +283,6 @@ where
     F: FnMut(&mut S, Request<'_, U>),
     G: FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
 {
-    const LENDS_REQUESTS: bool = true;
-
     #[inline(always)]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         (self.on_response)(self.state, user, response);

@@ -33,8 +33,8 @@ pub struct DriverCounters {
 
 pub(super) struct CallTable {
     slots: RefCell<Slots>,
-    /// Calls that wait for room or for their response.
-    open: Cell<usize>,
+    /// Calls that have ended. The others wait for room or for their response.
+    ended: Cell<u64>,
     /// Queues with waiting calls.
     waiting: RefCell<Vec<Rc<EndpointQueue>>>,
     has_waiting: Cell<bool>,
@@ -53,7 +53,7 @@ impl CallTable {
     pub(super) fn new(limit: usize) -> CallTable {
         CallTable {
             slots: RefCell::new(Slots::new(limit)),
-            open: Cell::new(0),
+            ended: Cell::new(0),
             waiting: RefCell::default(),
             has_waiting: Cell::new(false),
             clock: PollClock::new(),
@@ -77,8 +77,13 @@ impl CallTable {
     }
 
     /// Calls that wait for room or for their response.
-    pub(super) fn open_calls(&self) -> usize {
-        self.open.get()
+    pub(super) fn open_calls(&self) -> u64 {
+        self.counters.get().calls - self.ended.get()
+    }
+
+    #[inline(always)]
+    fn note_ended(&self) {
+        self.ended.set(self.ended.get() + 1);
     }
 
     /// Makes a call, or queues it behind the calls that already wait for room. A call that cannot be made has failed.
@@ -109,7 +114,6 @@ impl CallTable {
             }
         }
         drop(slots);
-        self.open.set(self.open.get() + 1);
         self.count(|counters| counters.calls += 1);
         if self.is_driver_asleep.get() {
             self.wake_driver();
@@ -180,7 +184,7 @@ impl CallTable {
         response.copy_to(slot.buffer_of(response.len()));
         let waker = slot.waker.take();
         drop(slots);
-        self.open.set(self.open.get() - 1);
+        self.note_ended();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -209,7 +213,7 @@ impl CallTable {
         let mut slots = self.slots.borrow_mut();
         if slots.get(token).is_some_and(|slot| slot.state == SlotState::DroppedCalled) {
             self.count(|counters| counters.dropped += u64::from(is_answered));
-            self.open.set(self.open.get() - 1);
+            self.note_ended();
             slots.release(token);
         }
     }
@@ -319,7 +323,7 @@ impl CallTable {
             let state = slots.get(token).map_or(SlotState::Free, |slot| slot.state);
             if state == SlotState::DroppedQueued {
                 slots.release_rare(token);
-                self.open.set(self.open.get() - 1);
+                self.note_ended();
             }
             state == SlotState::Queued
         });
@@ -389,7 +393,7 @@ impl CallTable {
                 }
                 Some((slot, _)) if slot.state == SlotState::DroppedQueued => {
                     queue.dropped.set(queue.dropped.get().saturating_sub(1));
-                    self.open.set(self.open.get() - 1);
+                    self.note_ended();
                     slots.release_rare(token);
                     None
                 }
@@ -407,7 +411,7 @@ impl CallTable {
 
     /// Ends an open call with an error. Returns its waker, for the caller to wake while nothing is borrowed.
     fn fail_call(&self, slots: &mut Slots, token: CallToken, error: Error) -> Option<Waker> {
-        self.open.set(self.open.get() - 1);
+        self.note_ended();
         slots.fail(token, error)
     }
 
