@@ -13,13 +13,13 @@ const ROUNDS: u32 = 300;
 const DEPTH: u32 = 64;
 
 /// One call at a time.
-const ALONE_LIMIT: u64 = 2342;
+const ALONE_LIMIT: u64 = 2309;
 /// [`DEPTH`] calls at a time.
-const BATCHED_LIMIT: u64 = 689;
+const BATCHED_LIMIT: u64 = 655;
 /// The same, with requests that go through the queue of [`Context::recv`].
-const QUEUED_LIMIT: u64 = 816;
+const QUEUED_LIMIT: u64 = 794;
 /// [`DEPTH`] typed calls at a time.
-const TYPED_LIMIT: u64 = 991;
+const TYPED_LIMIT: u64 = 872;
 
 fn rings() -> EndpointConfig {
     EndpointConfig { ring: 1 << 18, credit: 1 << 16, ..EndpointConfig::default() }
