@@ -109,8 +109,8 @@ impl<'r> Payload<'r> {
             16 => self.read_words::<T, 2>(at),
             24 => self.read_words::<T, 3>(at),
             32 => self.read_words::<T, 4>(at),
-            0..32 => self.read_through(at, [0u64; 4].as_mut_bytes()),
-            0..=128 => self.read_through(at, [0u64; 16].as_mut_bytes()),
+            ..32 => self.read_through(at, [0u64; 4].as_mut_bytes()),
+            33..=128 => self.read_through(at, [0u64; 16].as_mut_bytes()),
             _ => self.read_through(at, buffer().as_mut()),
         }
     }
