@@ -64,6 +64,15 @@ impl<S> Pairing<S> {
         Some((self.sends.pop_front()?, buffer))
     }
 
+    /// Takes the oldest buffer for a message of `len` bytes, if no send waits and it is long enough.
+    #[inline]
+    pub fn take_buffer(&mut self, len: u64) -> Option<AnnouncedBuffer> {
+        if !self.sends.is_empty() || self.buffers.front()?.len < len {
+            return None;
+        }
+        self.buffers.pop_front()
+    }
+
     /// Takes the oldest send without a buffer.
     pub fn take_send(&mut self) -> Option<S> {
         self.sends.pop_front()

@@ -48,7 +48,7 @@ impl Submit<'_> {
                 stored: Stored::None,
                 range: 0..0,
                 remote: RemoteAddr { addr: 0, rkey: 0 },
-                deadline: None,
+                timeout: None,
                 bytes: 0,
                 imm: None,
             })

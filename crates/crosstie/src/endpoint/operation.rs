@@ -1,7 +1,7 @@
 //! What the engine needs to know of an operation.
 
 use core::ops::Range;
-use std::time::Instant;
+use std::time::Duration;
 
 use super::buffer::Stored;
 use crate::device::RemoteAddr;
@@ -29,7 +29,8 @@ pub(super) struct Operation {
     /// The bytes of the buffer's region.
     pub(super) range: Range<usize>,
     pub(super) remote: RemoteAddr,
-    pub(super) deadline: Option<Instant>,
+    /// How much time it has, if it was submitted.
+    pub(super) timeout: Option<Duration>,
     /// The result: bytes that were moved.
     pub(super) bytes: u64,
     /// The result of `imm_recv`.

@@ -2,8 +2,8 @@
 
 use core::ops::RangeBounds;
 
-use super::buffer::{Lend, Stored, resolve};
-use super::cause::{NotStarted, Refused};
+use super::buffer::{Lend, Stored};
+use super::cause::Refused;
 use super::endpoint::{Endpoint, Submit};
 use super::future::OperationFuture;
 use super::operation::{Kind, Operation};
@@ -32,20 +32,16 @@ impl Submit<'_> {
         buffer: B,
         range: impl RangeBounds<usize>,
     ) -> Result<OperationFuture<B>, Refused<B>> {
-        let max = self.max_message();
         self.start(buffer, |buffer| {
             let buffer = buffer.as_ref();
-            let range = resolve(buffer, range).map_err(NotStarted::Local)?;
-            if range.len() as u64 > max {
-                return Err(NotStarted::TooLong(range.len() as u64));
-            }
+            let range = self.check_range(buffer, range)?;
             let remote = buffer.region().remote().at(range.start as u64);
             Ok(Operation {
                 kind: Kind::Recv,
                 stored: Stored::None,
                 range,
                 remote,
-                deadline: None,
+                timeout: None,
                 bytes: 0,
                 imm: None,
             })

@@ -2,12 +2,13 @@
 
 use core::ops::RangeBounds;
 
-use super::buffer::{Lend, Stored, resolve};
-use super::cause::{NotStarted, Refused};
+use super::buffer::Lend;
+use super::cause::Refused;
 use super::endpoint::{Endpoint, Submit};
 use super::future::OperationFuture;
-use super::operation::{Kind, Operation};
+use super::operation::Kind;
 use super::transfer::OneBuffer;
+use crate::device::RemoteAddr;
 
 impl Endpoint {
     /// Sends a range of a buffer to the peer's next [`recv`](Endpoint::recv): the k-th `send` belongs to the k-th `recv`. The bytes go straight
@@ -44,28 +45,16 @@ impl Endpoint {
 
 impl Submit<'_> {
     /// See [`Endpoint::send`].
+    #[inline]
     pub fn send<B: OneBuffer + Lend>(
         &self,
         buffer: B,
         range: impl RangeBounds<usize>,
     ) -> Result<OperationFuture<B>, Refused<B>> {
-        let max = self.max_message();
-        self.start(buffer, |buffer| {
-            let buffer = buffer.as_ref();
-            let range = resolve(buffer, range).map_err(NotStarted::Local)?;
-            if range.len() as u64 > max {
-                return Err(NotStarted::TooLong(range.len() as u64));
-            }
-            let remote = buffer.region().remote().at(range.start as u64);
-            Ok(Operation {
-                kind: Kind::Send,
-                stored: Stored::None,
-                range,
-                remote,
-                deadline: None,
-                bytes: 0,
-                imm: None,
-            })
-        })
+        match self.check_range(buffer.as_ref(), range) {
+            // Where it goes is known when the peer has announced a buffer.
+            Ok(range) => self.start_at_once(Kind::Send, buffer, range, RemoteAddr { addr: 0, rkey: 0 }),
+            Err(cause) => Err(Refused { cause, buffer }),
+        }
     }
 }

@@ -189,7 +189,7 @@ impl Shared {
         mut operation: Operation,
         timeout: Option<Duration>,
     ) -> Result<Started, Operation> {
-        operation.deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        operation.timeout = timeout;
         let side = self.table.lease(operation).or_else(|operation| {
             self.with_engine(|engine, table| engine.free_spare(table));
             self.table.lease(operation)

@@ -1,4 +1,5 @@
-//! What `read`, `write` and `write_imm` have in common: a range of a buffer here, and as many bytes of a region there.
+//! What single operations have in common: `read`, `write` and `write_imm`, with a range of a buffer here and as many bytes of a region
+//! there, and `send` and `recv`, with a range of a buffer.
 
 use core::ops::{Range, RangeBounds};
 
@@ -8,7 +9,7 @@ use super::endpoint::{Submit, check_remote};
 use super::engine::AtOnce;
 use super::future::OperationFuture;
 use super::operation::{Kind, Operation};
-use crate::device::RemoteMemory;
+use crate::device::{RemoteAddr, RemoteMemory};
 
 /// A [`Buffer`] or a [`PoolBuffer`]: what single operations take. [`Batch`](super::Batch) is for many of them.
 pub trait OneBuffer: sealed::Lend + AsRef<Buffer> {}
@@ -38,14 +39,24 @@ impl Submit<'_> {
         remote: &RemoteMemory,
         offset: u64,
     ) -> Result<OperationFuture<B>, Refused<B>> {
-        let shared = self.shared();
-        let range = match self.check_transfer(buffer.as_ref(), range, remote, offset) {
-            Ok(range) => range,
-            Err(cause) => return Err(Refused { cause, buffer }),
-        };
-        let (len, remote) = (range.len() as u64, remote.at(offset));
+        match self.check_transfer(buffer.as_ref(), range, remote, offset) {
+            Ok(range) => self.start_at_once(kind, buffer, range, remote.at(offset)),
+            Err(cause) => Err(Refused { cause, buffer }),
+        }
+    }
+
+    /// Starts an operation that may be over at once.
+    #[inline]
+    pub(super) fn start_at_once<B: OneBuffer + Lend>(
+        &self,
+        kind: Kind,
+        buffer: B,
+        range: Range<usize>,
+        remote: RemoteAddr,
+    ) -> Result<OperationFuture<B>, Refused<B>> {
+        let (shared, len) = (self.shared(), range.len() as u64);
         let at_once = shared.try_engine().map(|mut engine| {
-            let at_once = engine.transfer_at_once(&shared.table, kind, buffer.as_ref(), &range, remote);
+            let at_once = engine.start_at_once(&shared.table, kind, buffer.as_ref(), &range, remote);
             (engine, at_once)
         });
         if let Some((engine, AtOnce::Completed)) = at_once {
@@ -53,7 +64,7 @@ impl Submit<'_> {
             return Ok(OperationFuture::completed(Completed { buffer, bytes: len, imm: None }));
         }
         let stored = buffer.store();
-        let operation = Operation { kind, stored, range, remote, deadline: None, bytes: 0, imm: None };
+        let operation = Operation { kind, stored, range, remote, timeout: None, bytes: 0, imm: None };
         self.future(match at_once {
             Some((engine, AtOnce::Posted)) => shared.adopt(engine, operation, self.timeout),
             Some((engine, _)) => shared.start_with(engine, operation, self.timeout),
@@ -70,9 +81,20 @@ impl Submit<'_> {
         remote: &RemoteMemory,
         offset: u64,
     ) -> Result<Range<usize>, NotStarted> {
+        let range = self.check_range(buffer, range)?;
+        check_remote(remote, offset, range.len())?;
+        Ok(range)
+    }
+
+    /// The range of the buffer's region, of an operation that can be started.
+    #[inline]
+    pub(super) fn check_range(
+        &self,
+        buffer: &Buffer,
+        range: impl RangeBounds<usize>,
+    ) -> Result<Range<usize>, NotStarted> {
         self.shared().check()?;
         let range = resolve(buffer, range).map_err(NotStarted::Local)?;
-        check_remote(remote, offset, range.len())?;
         if range.len() as u64 > self.max_message() {
             return Err(NotStarted::TooLong(range.len() as u64));
         }

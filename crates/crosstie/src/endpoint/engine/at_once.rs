@@ -1,25 +1,27 @@
-//! Transfers that complete while they are started: the short way for a READ or WRITE that needs one work request.
+//! Operations that complete while they are started: the short way for one that needs one work request.
 //!
-//! On the software device the thread that posts a request executes it, so its completion is there when the post returns. If nothing
-//! else is under way on the queue pair, the next completion is the request's own. Then the transfer is over before it needs an entry in
+//! On the software device the thread that posts a request executes it, so its completion is there when the post returns. If no other
+//! completion is to come from the queue pair, the next one is the request's own. Then the operation is over before it needs an entry in
 //! the table, and the caller keeps its buffer.
 //!
-//! In every other case the transfer is [adopted](Engine::adopt): it gets what every operation has, and goes on as any other.
+//! In every other case the operation is [adopted](Engine::adopt): it gets what every operation has, and goes on as any other.
 
 use core::ops::Range;
 use std::time::Duration;
 
+use crosstie_protocol::endpoint::message::{AnnouncedBuffer, DataImm};
 use crosstie_protocol::endpoint::send_queue::Posted;
 use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
 
 use super::super::buffer::Buffer;
 use super::super::operation::{Kind, Operation, Table};
+use super::completions::Taken;
 use super::link::Link;
 use super::transfer::SlotWork;
 use super::{Engine, Shared, Started};
-use crate::device::{Completion, Data, PostError, RemoteAddr, SendOp, SendWr};
+use crate::device::{Data, PostError, RemoteAddr, SendOp, SendWr};
 
-/// What became of a transfer.
+/// What became of an operation.
 pub(in crate::endpoint) enum AtOnce {
     /// It has completed with success.
     Completed,
@@ -35,13 +37,15 @@ pub(super) struct PostedAtOnce {
     channel: usize,
     result: Result<(), PostError>,
     /// What was found in the completion queue.
-    completion: Option<Completion>,
+    completion: Option<Taken>,
+    /// The buffer that a `send` has taken.
+    to: Option<AnnouncedBuffer>,
 }
 
 impl Engine {
-    /// Posts a READ or WRITE, if nothing waits and nothing else is outstanding on its queue pair, and polls once.
+    /// Posts an operation, if nothing waits and no other completion is to come from its queue pair, and looks for its completion.
     #[inline]
-    pub(in crate::endpoint) fn transfer_at_once(
+    pub(in crate::endpoint) fn start_at_once(
         &mut self,
         table: &Table,
         kind: Kind,
@@ -49,19 +53,17 @@ impl Engine {
         range: &Range<usize>,
         remote: RemoteAddr,
     ) -> AtOnce {
-        let op = match kind {
-            Kind::Read => SendOp::Read(remote),
-            Kind::Write => SendOp::Write(remote),
-            _ => return AtOnce::NotPosted,
-        };
         // If it does not complete, it needs an entry.
         if table.has_submitted() || !table.reserve_spare(&mut self.spare) {
             return AtOnce::NotPosted;
         }
-        if self.clock.is_due() {
+        if kind == Kind::Send && self.link.pairing.waiting_buffers() == 0 {
+            // The peer may have announced one.
+            self.poll(table);
+        } else if self.clock.is_due() {
             self.check_time(table);
         }
-        let posted = self.link.post_at_once(op, buffer, range);
+        let posted = self.link.post_at_once(kind, remote, buffer, range);
         if let AtOnce::Completed = posted {
             self.counters.work_requests += 1;
             self.counters.operations += 1;
@@ -69,7 +71,7 @@ impl Engine {
         posted
     }
 
-    /// Makes an operation of a transfer that has not completed at once.
+    /// Makes an entry for an operation that has not completed at once.
     pub(in crate::endpoint) fn adopt(
         &mut self,
         table: &Table,
@@ -83,8 +85,8 @@ impl Engine {
         let (side, op) = table.lease_private(operation, &mut self.spare)?;
         let mut shared = Shared { table, counters: &mut self.counters, status: &self.status };
         shared.counters.held_operations += 1;
-        let PostedAtOnce { posted, channel, result, completion } = posted;
-        let work = SlotWork::for_one_request(op, len, channel, result.is_ok());
+        let PostedAtOnce { posted, channel, result, completion, to } = posted;
+        let work = SlotWork::for_one_request(op, len, channel, result.is_ok(), to);
         self.link.adopt(&mut shared, posted, channel, result, work);
         if let Some(completion) = completion {
             self.link.handle(&mut shared, &completion);
@@ -96,34 +98,68 @@ impl Engine {
 
 impl Link {
     #[inline]
-    fn post_at_once(&mut self, op: SendOp, buffer: &Buffer, range: &Range<usize>) -> AtOnce {
-        let number = if self.next_channel < self.qps { self.next_channel } else { 0 };
-        if range.len() as u64 >= self.at_once_limit
+    fn post_at_once(
+        &mut self,
+        kind: Kind,
+        remote: RemoteAddr,
+        buffer: &Buffer,
+        range: &Range<usize>,
+    ) -> AtOnce {
+        let len = range.len() as u64;
+        if len >= self.at_once_limit
             || !self.is_connected()
             || !self.waiting.is_empty()
             || !self.unposted.is_empty()
         {
             return AtOnce::NotPosted;
         }
+        let is_send = kind == Kind::Send;
+        let number = match is_send {
+            true => self.made,
+            false if self.next_channel < self.qps => self.next_channel,
+            false => 0,
+        };
         let channel = &mut self.channels[number];
-        let Ok(sge) = buffer.region().sge(range.clone()) else { return AtOnce::NotPosted };
-        if !channel.sends.is_empty() {
+        let (Some(slot), Ok(sge)) = (self.slots.next(), buffer.region().sge(range.clone())) else {
+            return AtOnce::NotPosted;
+        };
+        // The requests of a batch that are not signaled complete one by one, control messages do not.
+        let has_room = if is_send { channel.sends.room() > 0 } else { channel.sends.is_empty() };
+        if !has_room || channel.awaits_completion() {
             return AtOnce::NotPosted;
         }
-        let Some(slot) = self.slots.next() else { return AtOnce::NotPosted };
-        self.next_channel = number + 1;
+        let mut to = None;
+        let op = match kind {
+            Kind::Read => SendOp::Read(remote),
+            Kind::Write => SendOp::Write(remote),
+            Kind::WriteImm(imm) if self.imm_sender.send() => SendOp::WriteImm(remote, imm),
+            Kind::Send => {
+                to = self.pairing.take_buffer(len);
+                let Some(AnnouncedBuffer { slot, addr, rkey, .. }) = to else { return AtOnce::NotPosted };
+                SendOp::WriteImm(RemoteAddr { addr, rkey }, DataImm { slot, parts: 1 }.encode())
+            }
+            _ => return AtOnce::NotPosted,
+        };
+        let work_kind = if is_send { WorkKind::MessageData } else { WorkKind::Transfer };
         let position = channel.sends.next_position();
-        let wr_id = WrId { kind: WorkKind::Transfer, qp: number as u8, slot, position }.encode();
+        let wr_id = WrId { kind: work_kind, qp: number as u8, slot, position }.encode();
         let (mut is_completed, mut completion) = (false, None);
         let result = channel.qp.post(&SendWr::new(wr_id, op, Data::Regions(&[sge])).signaled());
         if result.is_ok() {
+            channel.unsignaled = 0;
             // A queue that cannot be polled is noticed with the next poll.
-            let polled = self.cq.poll(1, |found| match found.status.is_success() && found.wr_id == wr_id {
-                true => is_completed = true,
-                // Copied only here: a copy waits for the stores that have made the completion.
-                false => completion = Some(*found),
-            });
+            let polled =
+                self.cq.poll_sends(1, |found| match found.status.is_success() && found.wr_id == wr_id {
+                    true => is_completed = true,
+                    // Copied only here: a copy waits for the stores that have made the completion.
+                    false => completion = Some(Taken::new(found)),
+                });
             polled.ok();
+        } else if let Kind::WriteImm(_) = kind {
+            self.imm_sender.take_back();
+        }
+        if !is_send {
+            self.next_channel = number + 1;
         }
         if is_completed {
             channel.sends.skip();
@@ -131,8 +167,8 @@ impl Link {
             return AtOnce::Completed;
         }
         self.slots.lease();
-        let posted = Posted { kind: WorkKind::Transfer, slot, first_block: 0, blocks: 0, signaled: true };
-        self.posted_at_once = Some(PostedAtOnce { posted, channel: number, result, completion });
+        let posted = Posted { kind: work_kind, slot, first_block: 0, blocks: 0, signaled: true };
+        self.posted_at_once = Some(PostedAtOnce { posted, channel: number, result, completion, to });
         AtOnce::Posted
     }
 }

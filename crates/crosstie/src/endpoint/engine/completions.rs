@@ -5,36 +5,64 @@ use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
 
 use super::super::cause::Cause;
 use super::Shared;
-use super::link::{Link, NO_SLOT, POLL_BATCH};
+use super::link::{Link, POLL_BATCH};
 use crate::device::{Completion, Opcode, Status};
+
+/// What an endpoint needs of a completion. Others are handled after it was taken from the queue, and most of its bytes are not needed.
+pub(super) struct Taken {
+    id: WrId,
+    status: Status,
+    opcode: Opcode,
+    byte_len: u32,
+    imm: Option<u32>,
+    /// The control message, if it came with the completion.
+    control: Option<[u64; CONTROL_SIZE / 8]>,
+}
+
+impl Taken {
+    #[inline(always)]
+    pub(super) fn new(completion: &Completion) -> Taken {
+        let &Completion { wr_id, status, opcode, byte_len, imm, .. } = completion;
+        let control = match opcode {
+            Opcode::Recv => completion.inline_words(CONTROL_SIZE).map(|&[a, b, c, d, ..]| [a, b, c, d]),
+            _ => None,
+        };
+        Taken { id: WrId::decode(wr_id), status, opcode, byte_len, imm, control }
+    }
+}
 
 impl Link {
     /// Takes completions until there are none, or a batch of them. Returns how many there were.
     #[inline]
     pub(super) fn poll(&mut self, shared: &mut Shared<'_>) -> usize {
         let Link { cq, completions, .. } = self;
-        completions.clear();
-        let polled = cq.poll(POLL_BATCH, |completion| completions.push(*completion));
-        let count = match polled {
-            Ok(count) => count,
-            Err(_) => {
-                self.end(shared, Cause::Device(Status::Fatal));
-                return 0;
+        match cq.poll(POLL_BATCH, |completion| completions.push(Taken::new(completion))) {
+            Ok(0) => 0,
+            Ok(count) => {
+                self.handle_taken(shared);
+                count
             }
-        };
-        for index in 0..count {
-            let completion = self.completions[index];
-            self.handle(shared, &completion);
+            Err(_) => {
+                self.completions.clear();
+                self.end(shared, Cause::Device(Status::Fatal));
+                0
+            }
         }
-        if count < POLL_BATCH && count > 0 {
+    }
+
+    fn handle_taken(&mut self, shared: &mut Shared<'_>) {
+        let mut completions = core::mem::take(&mut self.completions);
+        let count = completions.len();
+        completions.drain(..).for_each(|completion| self.handle(shared, &completion));
+        self.completions = completions;
+        if count < POLL_BATCH {
             self.channels.iter_mut().for_each(|channel| channel.used_receives = 0);
         }
-        count
     }
 
     #[inline]
-    pub(super) fn handle(&mut self, shared: &mut Shared<'_>, completion: &Completion) {
-        let id = WrId::decode(completion.wr_id);
+    pub(super) fn handle(&mut self, shared: &mut Shared<'_>, completion: &Taken) {
+        let id = completion.id;
         if usize::from(id.qp) >= self.channels.len() {
             shared.counters.stale_completions += 1;
             return;
@@ -57,9 +85,6 @@ impl Link {
         for left in (0..count).rev() {
             let Some(posted) = self.channels[channel].sends.pop() else { break };
             match posted.kind {
-                WorkKind::Control if posted.slot != NO_SLOT => {
-                    self.complete_announcement(shared, posted.slot)
-                }
                 WorkKind::Transfer | WorkKind::MessageData => {
                     self.complete_slot_work(shared, &posted, cause.filter(|_| left == 0));
                 }
@@ -75,7 +100,7 @@ impl Link {
     }
 
     #[inline]
-    fn handle_receive(&mut self, shared: &mut Shared<'_>, id: WrId, completion: &Completion) {
+    fn handle_receive(&mut self, shared: &mut Shared<'_>, id: WrId, completion: &Taken) {
         if !completion.status.is_success() {
             // A receive fails when its queue pair does. If we did not do that, the peer or the network did.
             self.end(shared, Cause::RemoteGone(completion.status));
@@ -88,8 +113,9 @@ impl Link {
             channel.used_receives += 1;
             shared.counters.empty_receive_queues += u64::from(channel.used_receives == channel.receives);
         }
-        let bytes = match completion.opcode {
-            Opcode::Recv if channel == self.made => {
+        let bytes = match (completion.opcode, completion.control) {
+            (Opcode::Recv, Some(words)) if channel == self.made => Some(zerocopy::transmute!(words)),
+            (Opcode::Recv, None) if channel == self.made => {
                 self.control.load::<CONTROL_SIZE>(usize::from(id.slot.index) * CONTROL_SIZE).ok()
             }
             _ => None,
@@ -146,7 +172,7 @@ mod tests {
     fn replay(endpoint: &Endpoint, completion: Completion) {
         endpoint.shared.with_engine(|engine, table| {
             let super::super::Engine { link, counters, status, .. } = engine;
-            link.handle(&mut Shared { table, counters, status }, &completion);
+            link.handle(&mut Shared { table, counters, status }, &Taken::new(&completion));
         });
     }
 

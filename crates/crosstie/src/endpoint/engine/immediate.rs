@@ -6,7 +6,7 @@ use crosstie_protocol::endpoint::message::{Control, Violation};
 use super::super::cause::{Cause, SUCCESS};
 use super::super::operation::Op;
 use super::Shared;
-use super::link::{Link, NO_SLOT};
+use super::link::Link;
 use crate::device::PostError;
 
 /// Hands an immediate to a call. Returns false if the call has ended.
@@ -65,7 +65,7 @@ impl Link {
         if !self.is_connected() || !self.has_control_room() {
             return;
         }
-        match self.post_control(&Control::ImmCredit(granted), NO_SLOT) {
+        match self.post_control(&Control::ImmCredit(granted)) {
             Ok(()) => {
                 shared.counters.work_requests += 1;
                 self.imm_receiver.note_credit(granted);

@@ -30,10 +30,11 @@ use super::super::operation::Op;
 use super::super::path::{Path, provider_name};
 use super::Shared;
 use super::at_once::PostedAtOnce;
+use super::completions::Taken;
 use super::transfer::{STREAMING_LEN, SlotWork};
 use crate::device::{
-    Access, Completion, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig,
-    QpState, RcQp, RecvWr, SendOp, SendWr, Status,
+    Access, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig, QpState,
+    RcQp, RecvWr, SendOp, SendWr, Status,
 };
 
 /// Completions that are taken at once.
@@ -47,7 +48,10 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 /// How often a silent peer that operations wait for is probed.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// The slot of work requests that belong to no operation.
-pub(super) const NO_SLOT: SlotKey = SlotKey { index: (MAX_SLOTS - 1) as u16, generation: 0 };
+const NO_SLOT: SlotKey = SlotKey { index: (MAX_SLOTS - 1) as u16, generation: 0 };
+/// A work request that belongs to no operation.
+const CONTROL: Posted =
+    Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: false };
 
 /// A queue pair and what is outstanding on it.
 pub(super) struct Channel {
@@ -78,14 +82,18 @@ impl Channel {
         Ok(())
     }
 
+    /// Whether a completion is to come.
+    #[inline]
+    pub(super) fn awaits_completion(&self) -> bool {
+        self.sends.len() > self.unsignaled as usize
+    }
+
     /// Posts a request that is flushed, because the queue pair is in ERR. Its completion tells that the requests before it are over: those
     /// that were not signaled and have succeeded have none of their own.
     fn mark_end(&mut self, index: usize) {
         if self.unsignaled > 0 && self.sends.room() > 0 {
-            let marker =
-                Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: true };
             // Without it the drain waits for the limit.
-            self.post(index, SendWr::new(0, SendOp::Send, Data::Inline(&[])).signaled(), marker).ok();
+            self.post(index, SendWr::new(0, SendOp::Send, Data::Inline(&[])).signaled(), CONTROL).ok();
         }
     }
 }
@@ -138,7 +146,7 @@ pub(in crate::endpoint) struct Link {
     pub(super) at_once_limit: u64,
     pub(super) max_message: u64,
     pub(super) max_pieces: usize,
-    pub(super) completions: Vec<Completion>,
+    pub(super) completions: Vec<Taken>,
     pub(super) slots: Slots,
     pub(super) work: Box<[Option<SlotWork>]>,
     /// Operations without a slot.
@@ -310,12 +318,11 @@ impl Link {
         self.channels[self.made].sends.room() > 0
     }
 
-    /// Posts a control message.
-    pub(super) fn post_control(&mut self, control: &Control, slot: SlotKey) -> Result<(), PostError> {
-        let posted = Posted { kind: WorkKind::Control, slot, first_block: 0, blocks: 0, signaled: true };
+    /// Posts a control message. Nothing waits for its completion: its bytes were taken with the post.
+    pub(super) fn post_control(&mut self, control: &Control) -> Result<(), PostError> {
         let made = self.made;
         let bytes = control.encode();
-        self.channels[made].post(made, SendWr::new(0, SendOp::Send, Data::Inline(&bytes)).signaled(), posted)
+        self.channels[made].post(made, SendWr::new(0, SendOp::Send, Data::Inline(&bytes)), CONTROL)
     }
 
     /// Why nothing can be started; `None` while connected.
@@ -357,7 +364,7 @@ impl Link {
     /// Tells the peer that this side closes the connection, if that is possible at once. If not, the peer finds out from its device.
     pub(super) fn announce_close(&mut self) {
         if self.is_connected() && self.has_control_room() {
-            self.post_control(&Control::Close, NO_SLOT).ok();
+            self.post_control(&Control::Close).ok();
         }
     }
 
@@ -376,7 +383,7 @@ impl Link {
                 && self.has_control_room()
             {
                 // Where the device delivers at once, the peer need not find out by itself.
-                self.post_control(&Control::Close, NO_SLOT).ok();
+                self.post_control(&Control::Close).ok();
             }
             for (index, channel) in self.channels.iter_mut().enumerate() {
                 // A queue pair that is in ERR already, or was never connected, has nothing to flush.
@@ -477,14 +484,13 @@ impl Link {
             || !self.unposted.is_empty();
         let was_silent = !core::mem::take(&mut self.has_received);
         let made = self.made;
-        if !waits || !was_silent || !self.channels[made].sends.is_empty() {
+        // A request whose completion is to come tells the same.
+        if !waits || !was_silent || self.channels[made].awaits_completion() {
             return;
         }
         let (Some(peer), Ok(sge)) = (&self.peer, self.probed.sge(0..8)) else { return };
-        let posted =
-            Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: true };
         let op = SendOp::Read(peer.probe);
-        match self.channels[made].post(made, SendWr::new(0, op, Data::Regions(&[sge])).signaled(), posted) {
+        match self.channels[made].post(made, SendWr::new(0, op, Data::Regions(&[sge])).signaled(), CONTROL) {
             Ok(()) => shared.counters.work_requests += 1,
             // Tried again later.
             Err(PostError::Full) => {}
@@ -531,7 +537,6 @@ impl Link {
                 shared.give_back(op, code.encode());
             }
             if let Some(key) = self.recv_slots.current(index) {
-                self.recv_slots.drop_work(key);
                 self.recv_slots.release(key);
             }
         }
@@ -552,10 +557,8 @@ mod tests {
         here.shared.with_engine(|engine, table| {
             let super::super::Engine { link, counters, status, .. } = engine;
             let mut shared = Shared { table, counters, status };
-            let posted =
-                Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: false };
             let op = SendOp::Write(target.remote().at(0));
-            link.channels[0].post(0, SendWr::new(0, op, Data::Inline(&[])), posted).unwrap();
+            link.channels[0].post(0, SendWr::new(0, op, Data::Inline(&[])), CONTROL).unwrap();
             link.end(&mut shared, Cause::Closed);
             let begin = Instant::now();
             while !link.channels.iter().all(|channel| channel.sends.is_empty()) {

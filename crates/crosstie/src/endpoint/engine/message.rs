@@ -15,7 +15,6 @@
 use crosstie_protocol::endpoint::message::{
     AnnouncedBuffer, ArrivedParts, Control, DataImm, Violation, WireSlot,
 };
-use crosstie_protocol::endpoint::slots::SlotKey;
 use crosstie_protocol::endpoint::split::Split;
 
 use super::super::cause::{Cause, SUCCESS};
@@ -71,45 +70,60 @@ impl Link {
         }
     }
 
+    #[inline]
     pub(super) fn start_recv(&mut self, shared: &mut Shared<'_>, op: Op) {
-        self.waiting_recvs.push_back(op);
-        self.announce_recvs(shared);
+        let unannounced = if self.waiting_recvs.is_empty() { self.announce(shared, op) } else { Some(op) };
+        if let Some(op) = unannounced {
+            self.waiting_recvs.push_back(op);
+        }
     }
 
-    /// Announces buffers to the peer, as long as there are slots.
+    /// Announces the buffers of `recv`s that wait, as long as there are slots.
+    #[cold]
     pub(super) fn announce_recvs(&mut self, shared: &mut Shared<'_>) {
-        while self.is_connected() && self.has_control_room() && self.recv_slots.free() > 0 {
-            let Some(mut op) = self.waiting_recvs.pop_front() else { return };
+        while self.is_connected()
+            && let Some(op) = self.waiting_recvs.pop_front()
+        {
             if op.is_ended(shared.table) {
                 shared.give_back(op, Cause::Cancelled.encode());
-                continue;
+            } else if let Some(op) = self.announce(shared, op) {
+                self.waiting_recvs.push_front(op);
+                return;
             }
-            let Some(key) = self.recv_slots.lease() else { return };
-            let sequence = self.next_sequence;
-            let buffer = op.with_value(shared.table, |operation| AnnouncedBuffer {
-                slot: WireSlot::new(key),
-                addr: operation.remote.addr,
-                len: operation.range.len() as u64,
-                rkey: operation.remote.rkey,
-                sequence,
-            });
-            match self.post_control(&Control::Buffer(buffer), key) {
-                Ok(()) => {
-                    shared.counters.work_requests += 1;
-                    self.next_sequence = sequence.wrapping_add(1);
-                    self.recv_slots.add_work(key, 1);
-                    self.announced[usize::from(key.index)] =
-                        AnnouncedRecv { op: Some(op), parts: ArrivedParts::default(), limit: buffer.len };
+        }
+    }
+
+    /// Announces the buffer of a `recv` to the peer. Hands it back if there is no slot, or no room in the send queue.
+    #[inline]
+    fn announce(&mut self, shared: &mut Shared<'_>, mut op: Op) -> Option<Op> {
+        if !self.has_control_room() {
+            return Some(op);
+        }
+        let Some(key) = self.recv_slots.lease() else { return Some(op) };
+        let sequence = self.next_sequence;
+        let buffer = op.with_value(shared.table, |operation| AnnouncedBuffer {
+            slot: WireSlot::new(key),
+            addr: operation.remote.addr,
+            len: operation.range.len() as u64,
+            rkey: operation.remote.rkey,
+            sequence,
+        });
+        match self.post_control(&Control::Buffer(buffer)) {
+            Ok(()) => {
+                shared.counters.work_requests += 1;
+                self.next_sequence = sequence.wrapping_add(1);
+                self.announced[usize::from(key.index)] =
+                    AnnouncedRecv { op: Some(op), parts: ArrivedParts::default(), limit: buffer.len };
+                None
+            }
+            Err(error) => {
+                shared.counters.refused_posts += 1;
+                self.recv_slots.release(key);
+                if error == PostError::Full {
+                    return Some(op);
                 }
-                Err(error) => {
-                    shared.counters.refused_posts += 1;
-                    self.recv_slots.release(key);
-                    if error == PostError::Full {
-                        self.waiting_recvs.push_front(op);
-                        return;
-                    }
-                    shared.give_back(op, Cause::NotAccepted(0).encode());
-                }
+                shared.give_back(op, Cause::NotAccepted(0).encode());
+                None
             }
         }
     }
@@ -135,21 +149,10 @@ impl Link {
             op.with_value(shared.table, |operation| operation.bytes = total);
             shared.give_back(op, SUCCESS);
         }
-        // Else the completion of the announcement releases it.
-        if self.recv_slots.release(key) {
+        self.recv_slots.release(key);
+        if !self.waiting_recvs.is_empty() {
             self.announce_recvs(shared);
         }
         Ok(())
-    }
-
-    /// The work request that announced a buffer has completed.
-    pub(super) fn complete_announcement(&mut self, shared: &mut Shared<'_>, key: SlotKey) {
-        if self.recv_slots.complete_work(key).is_none() {
-            shared.counters.stale_completions += 1;
-            return;
-        }
-        if self.announced[usize::from(key.index)].op.is_none() && self.recv_slots.release(key) {
-            self.announce_recvs(shared);
-        }
     }
 }

@@ -29,7 +29,7 @@ use super::returned_events::ReturnedEvents;
 use super::shared::Status;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Device, DeviceError, Pd};
-use crate::ring::operation_table::{FutureSide, PrivateSide, SpareEntry};
+use crate::ring::operation_table::{FutureSide, OperationKey, PrivateSide, SpareEntry};
 
 pub(super) use at_once::AtOnce;
 use deadlines::Deadlines;
@@ -37,6 +37,8 @@ pub(super) use link::Link;
 
 /// How often queue pairs are checked for ERR, and a drain is tried again.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// Less time than this begins with the next poll. More time begins when the clock is read next, after at most 64 polls.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What every part of the engine needs.
 pub(super) struct Engine {
@@ -126,8 +128,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts an operation at once, behind those that were submitted, and polls the device. Hands the operation back if there are too
-    /// many. An operation of which nothing is left to do, as is usual where the poster's thread executes it, comes back without a
+    /// Starts an operation at once, behind those that were submitted, and polls the device if that may end it. Hands the operation back if there
+    /// are too many. An operation of which nothing is left to do, as is usual where the poster's thread executes it, comes back without a
     /// future.
     #[inline]
     pub(super) fn start(
@@ -140,7 +142,12 @@ impl Engine {
         let kind = operation.kind;
         let (side, op) = table.lease_private(operation, &mut self.spare)?;
         self.start_operation(table, op, kind);
-        self.poll(table);
+        // A poll may find what an operation waits for. A `recv` waits for what the peer does when it has seen the buffer.
+        if kind != Kind::Recv && !side.is_back(table) {
+            self.poll(table);
+        } else if self.clock.is_due() {
+            self.check_time(table);
+        }
         Ok(self.resolve(table, side, timeout))
     }
 
@@ -154,13 +161,19 @@ impl Engine {
             Err(side) => {
                 if let Some(timeout) = timeout
                     && table.is_live(side.key())
-                    && let Some(deadline) = Instant::now().checked_add(timeout)
                 {
-                    self.deadlines.add(side.key(), deadline);
-                    self.clock.read_soon();
+                    self.add_deadline(side.key(), timeout);
                 }
                 Started::InFlight(side)
             }
+        }
+    }
+
+    #[inline]
+    fn add_deadline(&mut self, key: OperationKey, timeout: Duration) {
+        self.deadlines.add(key, timeout);
+        if timeout < SHORT_TIMEOUT {
+            self.clock.read_soon();
         }
     }
 
@@ -202,10 +215,9 @@ impl Engine {
         let mut count = 0;
         table.take_submitted(|mut op| {
             count += 1;
-            let (kind, deadline) = op.with_value(table, |operation| (operation.kind, operation.deadline));
-            if let Some(deadline) = deadline {
-                self.deadlines.add(op.key(), deadline);
-                self.clock.read_soon();
+            let (kind, timeout) = op.with_value(table, |operation| (operation.kind, operation.timeout));
+            if let Some(timeout) = timeout {
+                self.add_deadline(op.key(), timeout);
             }
             self.start_operation(table, op, kind);
         });
@@ -270,7 +282,7 @@ impl Engine {
         // Time passes without polls.
         self.clock.read_soon();
         let until_deadline =
-            self.deadlines.next().map_or(Duration::MAX, |at| at.saturating_duration_since(now));
+            self.deadlines.next(now).map_or(Duration::MAX, |at| at.saturating_duration_since(now));
         let check = match (self.link.is_idle(), self.retired.is_empty() && !self.link.is_draining()) {
             (true, true) => Duration::MAX,
             (_, false) => CHECK_INTERVAL,

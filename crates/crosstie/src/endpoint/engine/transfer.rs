@@ -74,9 +74,19 @@ impl SlotWork {
         SlotWork { op, plan: Plan::Message { split, next: 0, to }, is_posted: false, cause: None, rest: None }
     }
 
-    /// A transfer that needs one request, which was posted or not.
-    pub(super) fn for_one_request(op: Op, len: u64, channel: usize, is_posted: bool) -> SlotWork {
-        let plan = Plan::Parts { split: Split::new(len, 1, len), next: is_posted.into(), channel };
+    /// An operation that needs one request, which was posted or not. `to`: of a `send`.
+    pub(super) fn for_one_request(
+        op: Op,
+        len: u64,
+        channel: usize,
+        is_posted: bool,
+        to: Option<AnnouncedBuffer>,
+    ) -> SlotWork {
+        let (split, next) = (Split::new(len, 1, len), is_posted.into());
+        let plan = match to {
+            Some(to) => Plan::Message { split, next, to },
+            None => Plan::Parts { split, next, channel },
+        };
         SlotWork { op, plan, is_posted, cause: None, rest: None }
     }
 

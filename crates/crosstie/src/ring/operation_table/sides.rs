@@ -79,6 +79,12 @@ impl EngineSide {
 }
 
 impl PrivateSide {
+    /// Whether the value is back.
+    #[inline]
+    pub(crate) fn is_back<T, O: Orders>(&self, table: &OperationTable<T, O>) -> bool {
+        table.word(self.0).is_back()
+    }
+
     /// Takes the value if it is back and the operation has ended with this cause. Else publishes the operation: it has a future then.
     /// `accept` may refuse the value, so that it stays in the entry.
     #[inline]
