@@ -95,19 +95,6 @@ impl SendQueue {
         true
     }
 
-    /// Counts a request that has completed before it was pushed. Its position is not used again. The requests before it, none of which is
-    /// signaled, have completed with it, and are forgotten.
-    #[inline]
-    pub fn skip(&mut self) {
-        debug_assert!(
-            (self.head..self.tail)
-                .all(|at| self.entries[self.index(at)].is_none_or(|posted| !posted.signaled)),
-            "requests complete in order"
-        );
-        self.tail += 1;
-        self.head = self.tail;
-    }
-
     /// Checks a completion: returns how many requests it completes, of which it names the last one. They are to be
     /// [taken](SendQueue::pop).
     ///

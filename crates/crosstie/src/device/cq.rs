@@ -55,16 +55,6 @@ impl Cq {
         }
     }
 
-    /// As [`poll`](Cq::poll), but looks only for completions of requests of this side, where the device keeps them apart. Poll from time to
-    /// time as well.
-    #[inline]
-    pub(crate) fn poll_sends(&mut self, max: usize, each: impl FnMut(&Completion)) -> Result<usize, CqError> {
-        match &mut self.provider {
-            Provider::Software(x) => Ok(x.poll_sends(max, each)),
-            _ => self.poll(max, each),
-        }
-    }
-
     /// Takes one completion of a receive into `to`, or says that there is nothing to poll, where the device knows that for less than a poll costs.
     #[inline(always)]
     pub(crate) fn take_receive(&mut self, to: &mut Completion) -> NextReceive {

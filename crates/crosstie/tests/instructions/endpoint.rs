@@ -17,6 +17,8 @@ const PAYLOAD: usize = 64;
 
 /// A `write`.
 const WRITE_LIMIT: u64 = 857;
+/// A `write_imm` and its `imm_recv`.
+const IMMEDIATE_LIMIT: u64 = 9999;
 /// A `send` and its `recv`.
 const MESSAGE_LIMIT: u64 = 7369;
 
@@ -62,6 +64,16 @@ impl Pair {
     fn write(&self, mut buffer: Buffer, rounds: u32) -> Buffer {
         for _ in 0..rounds {
             let write = self.here.write(buffer, .., &self.target.remote(), 0);
+            buffer = self.finish(write.map_err(|refused| refused.cause).unwrap());
+        }
+        buffer
+    }
+
+    fn immediate(&self, mut buffer: Buffer, rounds: u32) -> Buffer {
+        for round in 0..rounds {
+            let write = self.here.write_imm(buffer, .., &self.target.remote(), 0, round);
+            let event = self.there.imm_recv().map_err(|refused| refused.cause).unwrap();
+            self.finish(event);
             buffer = self.finish(write.map_err(|refused| refused.cause).unwrap());
         }
         buffer
@@ -135,6 +147,9 @@ fn small_operations_stay_within_their_instruction_budget() {
             let mut to = Some(allocate(&pair.there));
             let mut work = |rounds| match task {
                 "write" => from = from.take().map(|buffer| pair.write(buffer, rounds)),
+                "write_imm and imm_recv" => {
+                    from = from.take().map(|buffer| pair.immediate(buffer, rounds));
+                }
                 _ => {
                     let (sent, received) = pair.message(from.take().unwrap(), to.take().unwrap(), rounds);
                     (from, to) = (Some(sent), Some(received));
@@ -146,6 +161,7 @@ fn small_operations_stay_within_their_instruction_budget() {
         None => {
             println!("raw write: {} instructions", callgrind::count(NAME, "raw write") / u64::from(ROUNDS));
             assert_limit(NAME, "write", ROUNDS, WRITE_LIMIT);
+            assert_limit(NAME, "write_imm and imm_recv", ROUNDS, IMMEDIATE_LIMIT);
             assert_limit(NAME, "send and recv", ROUNDS, MESSAGE_LIMIT);
         }
     }

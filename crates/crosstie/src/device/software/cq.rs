@@ -205,13 +205,6 @@ impl Cq {
         Ok(count)
     }
 
-    /// Polls only the ring, where requests of this side complete.
-    #[inline]
-    pub(crate) fn poll_sends(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> usize {
-        self.polls = self.polls.wrapping_add(1);
-        self.poll_ring(max, &mut each)
-    }
-
     /// Polls every source once, beginning with the hot lanes: usually they have all there is.
     #[inline(always)]
     fn poll_all_sources(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {

@@ -74,6 +74,16 @@ impl RcQp {
     /// queue. It does not count as posted, because it takes no place in the send queue.
     #[inline]
     pub(crate) fn post_or_execute(&mut self, wr: &SendWr<'_>) -> Result<bool, PostError> {
+        if let (SendOp::WriteImm(to, imm), &Data::Regions([from])) = (wr.op, &wr.data)
+            && self.try_write_imm_entry(to, imm, from)
+        {
+            return Ok(true);
+        }
+        self.post_or_execute_any(wr)
+    }
+
+    #[inline(never)]
+    fn post_or_execute_any(&mut self, wr: &SendWr<'_>) -> Result<bool, PostError> {
         let state = self.shared.state();
         let len = self.check(wr, state)?;
         match self.peer.as_deref_mut().filter(|_| state == QpState::ReadyToSend) {

@@ -44,6 +44,20 @@ impl RcQp {
         is_done
     }
 
+    /// Executes a short WRITE+IMM from one entry, if nothing is in the way; otherwise it does nothing and returns false. It has no completion
+    /// on this side, and takes no place in the send queue.
+    pub(super) fn try_write_imm_entry(&mut self, to: RemoteAddr, imm: u32, from: &Sge<'_>) -> bool {
+        if from.len as usize > LANE_DATA
+            || from.pd != self.shared.pd
+            || self.config.max_send_sge == 0
+            || self.shared.state() != QpState::ReadyToSend
+        {
+            return false;
+        }
+        let Some(peer) = self.peer.as_deref_mut() else { return false };
+        peer.try_write_imm(&self.shared, to, imm, from)
+    }
+
     /// Executes a WRITE+IMM of more than [`DEMOTE_MAX`] bytes from one entry, if nothing is in the way. Otherwise it returns false, and the
     /// peer does not learn of it; bytes may have been written. What is in the way is for [`post`](RcQp::post) to tell: this is all code that
     /// such a message needs, on few cache lines.
@@ -176,6 +190,22 @@ impl ShortMessage for Bytes<'_> {
         unsafe {
             copy::copy(self.0.as_ptr(), target, self.0.len());
             copy::copy(self.0.as_ptr(), entry, self.0.len());
+        }
+    }
+}
+
+impl ShortMessage for Sge<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, [target, entry]: [*mut u8; 2]) {
+        // SAFETY: the entry is inside a live region; for the places it is the caller's promise.
+        unsafe {
+            copy::copy(pointer(self.addr), target, self.len as usize);
+            copy::copy(pointer(self.addr), entry, self.len as usize);
         }
     }
 }

@@ -1,8 +1,7 @@
 //! Operations that complete while they are started: the short way for one that needs one work request.
 //!
-//! On the software device the thread that posts a request executes it, so its completion is there when the post returns. If no other
-//! completion is to come from the queue pair, the next one is the request's own. Then the operation is over before it needs an entry in
-//! the table, and the caller keeps its buffer.
+//! On the software device the thread that posts a request executes it. If that succeeds, and no completion of an earlier request is to come
+//! from the queue pair, the operation is over: it needs no completion and no entry in the table, and the caller keeps its buffer.
 //!
 //! In every other case the operation is [adopted](Engine::adopt): it gets what every operation has, and goes on as any other.
 
@@ -15,7 +14,6 @@ use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
 
 use super::super::buffer::Buffer;
 use super::super::operation::{Kind, Operation, Table};
-use super::completions::Taken;
 use super::link::Link;
 use super::transfer::SlotWork;
 use super::{Engine, Shared, Started};
@@ -36,14 +34,12 @@ pub(super) struct PostedAtOnce {
     posted: Posted,
     channel: usize,
     result: Result<(), PostError>,
-    /// What was found in the completion queue.
-    completion: Option<Taken>,
     /// The buffer that a `send` has taken.
     to: Option<AnnouncedBuffer>,
 }
 
 impl Engine {
-    /// Posts an operation, if nothing waits and no other completion is to come from its queue pair, and looks for its completion.
+    /// Posts an operation, if nothing waits and no other completion is to come from its queue pair.
     #[inline]
     pub(in crate::endpoint) fn start_at_once(
         &mut self,
@@ -85,19 +81,15 @@ impl Engine {
         let (side, op) = table.lease_private(operation, &mut self.spare)?;
         let mut shared = Shared { table, counters: &mut self.counters, status: &self.status };
         shared.counters.held_operations += 1;
-        let PostedAtOnce { posted, channel, result, completion, to } = posted;
+        let PostedAtOnce { posted, channel, result, to } = posted;
         let work = SlotWork::for_one_request(op, len, channel, result.is_ok(), to);
         self.link.adopt(&mut shared, posted, channel, result, work);
-        if let Some(completion) = completion {
-            self.link.handle(&mut shared, &completion);
-        }
         self.poll(table);
         Ok(self.resolve(table, side, timeout))
     }
 }
 
 impl Link {
-    #[inline]
     fn post_at_once(
         &mut self,
         kind: Kind,
@@ -123,9 +115,7 @@ impl Link {
         let (Some(slot), Ok(sge)) = (self.slots.next(), buffer.region().sge(range.clone())) else {
             return AtOnce::NotPosted;
         };
-        // The requests of a batch that are not signaled complete one by one, control messages do not.
-        let has_room = if is_send { channel.sends.room() > 0 } else { channel.sends.is_empty() };
-        if !has_room || channel.awaits_completion() {
+        if channel.awaits_completion() || channel.sends.room() == 0 {
             return AtOnce::NotPosted;
         }
         let mut to = None;
@@ -143,32 +133,23 @@ impl Link {
         let work_kind = if is_send { WorkKind::MessageData } else { WorkKind::Transfer };
         let position = channel.sends.next_position();
         let wr_id = WrId { kind: work_kind, qp: number as u8, slot, position }.encode();
-        let (mut is_completed, mut completion) = (false, None);
-        let result = channel.qp.post(&SendWr::new(wr_id, op, Data::Regions(&[sge])).signaled());
-        if result.is_ok() {
-            channel.unsignaled = 0;
-            // A queue that cannot be polled is noticed with the next poll.
-            let polled =
-                self.cq.poll_sends(1, |found| match found.status.is_success() && found.wr_id == wr_id {
-                    true => is_completed = true,
-                    // Copied only here: a copy waits for the stores that have made the completion.
-                    false => completion = Some(Taken::new(found)),
-                });
-            polled.ok();
-        } else if let Kind::WriteImm(_) = kind {
-            self.imm_sender.take_back();
-        }
+        let sges = [sge];
+        let result = channel.qp.post_or_execute(&SendWr::new(wr_id, op, Data::Regions(&sges)).signaled());
         if !is_send {
             self.next_channel = number + 1;
         }
-        if is_completed {
-            channel.sends.skip();
-            self.slots.skip();
-            return AtOnce::Completed;
+        match (&result, kind) {
+            (Ok(true), _) => {
+                self.slots.skip();
+                return AtOnce::Completed;
+            }
+            (Ok(false), _) => channel.unsignaled = 0,
+            (Err(_), Kind::WriteImm(_)) => self.imm_sender.take_back(),
+            (Err(_), _) => {}
         }
         self.slots.lease();
         let posted = Posted { kind: work_kind, slot, first_block: 0, blocks: 0, signaled: true };
-        self.posted_at_once = Some(PostedAtOnce { posted, channel: number, result, completion, to });
+        self.posted_at_once = Some(PostedAtOnce { posted, channel: number, result: result.map(drop), to });
         AtOnce::Posted
     }
 }
@@ -177,26 +158,20 @@ impl Link {
 mod tests {
     use super::super::super::test_pair::{config, connected};
 
-    /// I2: a transfer that completes at once uses up the generation of the slot and the position that its `wr_id` names, so that no
-    /// later request has the same `wr_id`, and a second completion of it finds nobody.
+    /// I2: a transfer that completes at once uses up the generation of the slot that its `wr_id` names, so that no later request has the same
+    /// `wr_id`, and a forged completion of it finds nobody.
     #[test]
     fn transfer_that_completes_at_once_uses_up_its_wr_id() {
         let (here, there) = connected(&config());
         let target = there.allocate(64).unwrap();
-        let next = || {
-            here.shared.with_engine(|engine, _| {
-                let link = engine.link();
-                (link.slots.next().unwrap(), link.channels[0].sends.next_position())
-            })
-        };
+        let next = || here.shared.with_engine(|engine, _| engine.link().slots.next().unwrap());
         for _ in 0..3 {
-            let (slot, position) = next();
+            let slot = next();
             let write = here.write(here.allocate(8).unwrap(), .., &target.remote(), 0).unwrap();
             assert!(write.is_ended(), "at once");
-            let (next_slot, next_position) = next();
+            let next_slot = next();
             assert_eq!(next_slot.index, slot.index, "it is the next slot again");
             assert_ne!(next_slot.generation, slot.generation);
-            assert_ne!(next_position, position);
         }
     }
 }

@@ -8,26 +8,50 @@ use super::Shared;
 use super::link::{Link, POLL_BATCH};
 use crate::device::{Completion, Opcode, Status};
 
-/// What an endpoint needs of a completion. Others are handled after it was taken from the queue, and most of its bytes are not needed.
+/// What an endpoint needs of a completion.
+#[derive(Clone, Copy)]
 pub(super) struct Taken {
-    id: WrId,
-    status: Status,
-    opcode: Opcode,
+    wr_id: u64,
     byte_len: u32,
     imm: Option<u32>,
-    /// The control message, if it came with the completion.
-    control: Option<[u64; CONTROL_SIZE / 8]>,
+    status: Status,
+    opcode: Opcode,
+    /// Which of [`TakenCompletions::controls`] came with it.
+    control: Option<u8>,
 }
 
-impl Taken {
+/// Completions that have been taken from the queue: they are handled after that, because to handle one needs all of the connection.
+#[derive(Default)]
+pub(super) struct TakenCompletions {
+    taken: Vec<Taken>,
+    /// Control messages that came with their completions.
+    controls: Vec<[u64; CONTROL_SIZE / 8]>,
+}
+
+const _: () = assert!(POLL_BATCH <= 1 << u8::BITS);
+
+impl TakenCompletions {
+    pub(super) fn new() -> TakenCompletions {
+        let (taken, controls) = (Vec::with_capacity(POLL_BATCH), Vec::with_capacity(POLL_BATCH));
+        TakenCompletions { taken, controls }
+    }
+
+    fn clear(&mut self) {
+        self.taken.clear();
+        self.controls.clear();
+    }
+
     #[inline(always)]
-    pub(super) fn new(completion: &Completion) -> Taken {
-        let &Completion { wr_id, status, opcode, byte_len, imm, .. } = completion;
-        let control = match opcode {
-            Opcode::Recv => completion.inline_words(CONTROL_SIZE).map(|&[a, b, c, d, ..]| [a, b, c, d]),
-            _ => None,
-        };
-        Taken { id: WrId::decode(wr_id), status, opcode, byte_len, imm, control }
+    fn push(&mut self, completion: &Completion) {
+        let &Completion { wr_id, byte_len, imm, status, opcode, .. } = completion;
+        let mut control = None;
+        if opcode == Opcode::Recv
+            && let Some(&[a, b, c, d, ..]) = completion.inline_words(CONTROL_SIZE)
+        {
+            control = Some(self.controls.len() as u8);
+            self.controls.push([a, b, c, d]);
+        }
+        self.taken.push(Taken { wr_id, byte_len, imm, status, opcode, control });
     }
 }
 
@@ -36,10 +60,10 @@ impl Link {
     #[inline]
     pub(super) fn poll(&mut self, shared: &mut Shared<'_>) -> usize {
         let Link { cq, completions, .. } = self;
-        match cq.poll(POLL_BATCH, |completion| completions.push(Taken::new(completion))) {
+        match cq.poll(POLL_BATCH, |completion| completions.push(completion)) {
             Ok(0) => 0,
             Ok(count) => {
-                self.handle_taken(shared);
+                self.handle_taken(shared, count);
                 count
             }
             Err(_) => {
@@ -50,19 +74,20 @@ impl Link {
         }
     }
 
-    fn handle_taken(&mut self, shared: &mut Shared<'_>) {
-        let mut completions = core::mem::take(&mut self.completions);
-        let count = completions.len();
-        completions.drain(..).for_each(|completion| self.handle(shared, &completion));
-        self.completions = completions;
+    fn handle_taken(&mut self, shared: &mut Shared<'_>, count: usize) {
+        for index in 0..count {
+            let completion = self.completions.taken[index];
+            self.handle(shared, completion);
+        }
+        self.completions.clear();
         if count < POLL_BATCH {
             self.channels.iter_mut().for_each(|channel| channel.used_receives = 0);
         }
     }
 
     #[inline]
-    pub(super) fn handle(&mut self, shared: &mut Shared<'_>, completion: &Taken) {
-        let id = completion.id;
+    fn handle(&mut self, shared: &mut Shared<'_>, completion: Taken) {
+        let id = WrId::decode(completion.wr_id);
         if usize::from(id.qp) >= self.channels.len() {
             shared.counters.stale_completions += 1;
             return;
@@ -100,7 +125,7 @@ impl Link {
     }
 
     #[inline]
-    fn handle_receive(&mut self, shared: &mut Shared<'_>, id: WrId, completion: &Taken) {
+    fn handle_receive(&mut self, shared: &mut Shared<'_>, id: WrId, completion: Taken) {
         if !completion.status.is_success() {
             // A receive fails when its queue pair does. If we did not do that, the peer or the network did.
             self.end(shared, Cause::RemoteGone(completion.status));
@@ -113,11 +138,11 @@ impl Link {
             channel.used_receives += 1;
             shared.counters.empty_receive_queues += u64::from(channel.used_receives == channel.receives);
         }
-        let bytes = match (completion.opcode, completion.control) {
-            (Opcode::Recv, Some(words)) if channel == self.made => Some(zerocopy::transmute!(words)),
-            (Opcode::Recv, None) if channel == self.made => {
-                self.control.load::<CONTROL_SIZE>(usize::from(id.slot.index) * CONTROL_SIZE).ok()
-            }
+        let bytes = match completion.opcode {
+            Opcode::Recv if channel == self.made => match completion.control {
+                Some(index) => Some(zerocopy::transmute!(self.completions.controls[usize::from(index)])),
+                None => self.control.load::<CONTROL_SIZE>(usize::from(id.slot.index) * CONTROL_SIZE).ok(),
+            },
             _ => None,
         };
         // Before anything is done with what it brought (I5).
@@ -172,7 +197,8 @@ mod tests {
     fn replay(endpoint: &Endpoint, completion: Completion) {
         endpoint.shared.with_engine(|engine, table| {
             let super::super::Engine { link, counters, status, .. } = engine;
-            link.handle(&mut Shared { table, counters, status }, &Taken::new(&completion));
+            link.completions.push(&completion);
+            link.handle_taken(&mut Shared { table, counters, status }, 1);
         });
     }
 

@@ -30,7 +30,7 @@ use super::super::operation::Op;
 use super::super::path::{Path, provider_name};
 use super::Shared;
 use super::at_once::PostedAtOnce;
-use super::completions::Taken;
+use super::completions::TakenCompletions;
 use super::transfer::{STREAMING_LEN, SlotWork};
 use crate::device::{
     Access, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig, QpState,
@@ -146,7 +146,7 @@ pub(in crate::endpoint) struct Link {
     pub(super) at_once_limit: u64,
     pub(super) max_message: u64,
     pub(super) max_pieces: usize,
-    pub(super) completions: Vec<Taken>,
+    pub(super) completions: TakenCompletions,
     pub(super) slots: Slots,
     pub(super) work: Box<[Option<SlotWork>]>,
     /// Operations without a slot.
@@ -225,7 +225,7 @@ impl Link {
             at_once_limit: 0,
             max_message: device.attr().max_message.min(u32::MAX.into()),
             max_pieces: max_pieces as usize,
-            completions: Vec::with_capacity(POLL_BATCH),
+            completions: TakenCompletions::new(),
             work: (0..slots.len()).map(|_| None).collect(),
             waiting: VecDeque::with_capacity(operations),
             unposted: VecDeque::with_capacity(slots.len()),
