@@ -59,8 +59,8 @@ pub(super) struct LaneHeader {
 /// Offset of the entries behind a [`LaneHeader`].
 pub(super) const LANE_ENTRIES_AT: u64 = size_of::<LaneHeader>() as u64;
 
-/// After so many entries in a row, each answered before the next one, a sender takes the traffic for requests and responses.
-const MIN_ANSWERED: u32 = 4;
+/// If these entries of [`PeerLane::answers`] were all answered before the next one, a sender takes the traffic for requests and responses.
+const LAST_ANSWERS: u32 = 0b1111;
 
 /// Longest message that travels inside of a [`LaneEntry`].
 pub(super) const LANE_DATA: usize = 48;
@@ -281,8 +281,8 @@ pub(super) struct PeerLane {
     is_bounded: bool,
     /// How many entries this side had read from the lane of the other direction when it wrote its last one.
     last_received: Cell<u64>,
-    /// Entries in a row between which this side has read some.
-    answered: Cell<u32>,
+    /// For each of the last entries a bit, the last one lowest: whether this side had read any since the one before.
+    answers: Cell<u32>,
 }
 
 /// A completed receive, without its message.
@@ -320,7 +320,7 @@ impl PeerLane {
             number: QpNum::from_bits(num).index() as usize,
             is_bounded: is_shared,
             last_received: Cell::new(0),
-            answered: Cell::new(0),
+            answers: Cell::new(0),
         })
     }
 
@@ -333,12 +333,17 @@ impl PeerLane {
     /// Whether the entry at `position` can be written.
     #[inline(always)]
     pub(super) fn has_room(&self, position: u64) -> bool {
-        let depth = self.entries.len() as u64;
-        !self.is_bounded || position.wrapping_sub(self.seen_consumed.get()) < depth || {
+        self.is_known_to_have_room(position) || {
             // Acquire, partner: the Release store in `LaneReader::publish_cursor`. The entry has been read.
             self.seen_consumed.set(self.header.consumed.word.load(Acquire));
-            position.wrapping_sub(self.seen_consumed.get()) < depth
+            self.is_known_to_have_room(position)
         }
+    }
+
+    /// As [`has_room`](PeerLane::has_room), as far as this side knows.
+    #[inline(always)]
+    pub(super) fn is_known_to_have_room(&self, position: u64) -> bool {
+        !self.is_bounded || position.wrapping_sub(self.seen_consumed.get()) < self.entries.len() as u64
     }
 
     /// Completes a taken receive. `data`, if it is at most [`LANE_DATA`] bytes long, travels in the entry. `received`: how many entries this
@@ -365,12 +370,10 @@ impl PeerLane {
     ) {
         let tag = LaneTag::new(new, has_data);
         entry.publish(taken.position, taken.slot as u16, tag, new.imm.unwrap_or(0), new.byte_len);
-        let answered = match received == self.last_received.replace(received) {
-            true => 0,
-            false => self.answered.get().saturating_add(1),
-        };
-        self.answered.set(answered);
-        if answered < MIN_ANSWERED {
+        let is_answer = received != self.last_received.replace(received);
+        let answers = self.answers.get() << 1 | u32::from(is_answer);
+        self.answers.set(answers);
+        if !answers & LAST_ANSWERS != 0 {
             // The next entry arrives while the next request is prepared. If the peer answers each entry before the next one, it would find
             // its next entry in our cache, and wait for it before it can answer. Behind the last entry this is a useless prefetch.
             prefetch::for_write(core::ptr::from_ref(entry).wrapping_add(1));

@@ -9,7 +9,9 @@
 //!  peer:   takes slots in order, taken += 1                 (PeerLine::taken)
 //! ```
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::Arc;
 
 use super::layout::{OwnerLine, PeerLine, QpBlock, RECV_HEAD_WORDS, recv_stride};
@@ -127,6 +129,25 @@ struct OwnRecord {
     wr_id: AtomicU64,
     /// Bytes that it has room for.
     room: AtomicU32,
+    entries: WrittenEntries,
+}
+
+/// Which scatter/gather entries the slot of a receive has. Receives of WRITE+IMMs have none: their slots, each a cache line, are written
+/// once and then left alone. Writer: the poster.
+#[derive(Debug, Default)]
+pub(super) struct WrittenEntries {
+    are_none: AtomicBool,
+}
+
+impl WrittenEntries {
+    /// Writes the entries of a receive into its slot.
+    #[inline(always)]
+    pub(super) fn write(&self, slots: &RecvSlots, slot: usize, sges: &[Sge<'_>]) {
+        if !sges.is_empty() || !self.are_none.load(Relaxed) {
+            slots.write(slot, sges);
+            self.are_none.store(sges.is_empty(), Relaxed);
+        }
+    }
 }
 
 impl RecvQueue {
@@ -171,7 +192,7 @@ impl RecvQueue {
         let record = &self.records[slot];
         record.wr_id.store(wr.wr_id, Relaxed);
         record.room.store(room(wr), Relaxed);
-        self.slots.write(slot, wr.sges);
+        record.entries.write(&self.slots, slot, wr.sges);
         // Release, partner: the Acquire load in `complete_next`, when the poller flushes.
         self.posted.store(posted + 1, Release);
         // Release, partner: the sender's Acquire load in `PeerRecvQueue::take`. It makes the slot visible to the
@@ -260,24 +281,35 @@ impl PeerRecvQueue {
     /// Takes the next receive. `line` is this sender's line at the owner.
     #[inline(always)]
     pub(super) fn take(&mut self, block: &QpBlock, line: &PeerLine) -> Option<TakenRecv> {
-        let position = self.taken;
+        if self.shared.is_none() && self.taken == self.seen_posted {
+            // Acquire, partner: the Release store in `RecvQueue::post`.
+            self.seen_posted = block.owner_line.posted.load(Acquire);
+        }
+        if let Some(taken) = self.take_at_hand(line) {
+            return Some(taken);
+        }
+        let slot = self.shared.as_mut()?.search(&mut self.seen_posted)?;
+        Some(self.note_taken(slot.into(), line))
+    }
+
+    /// As [`take`](PeerRecvQueue::take), if the next receive is known to be there, and nobody else took it.
+    #[inline(always)]
+    pub(super) fn take_at_hand(&mut self, line: &PeerLine) -> Option<TakenRecv> {
         let slot = match &mut self.shared {
-            None => {
-                if position == self.seen_posted {
-                    // Acquire, partner: the Release store in `RecvQueue::post`.
-                    self.seen_posted = block.owner_line.posted.load(Acquire);
-                }
-                // A count that went backwards is invalid; treat the queue as empty.
-                if position >= self.seen_posted {
-                    return None;
-                }
-                position as u32 & (self.slots.depth as u32 - 1)
-            }
-            Some(shared) => shared.take(&mut self.seen_posted)?.into(),
+            // A count that went backwards is invalid; treat the queue as empty.
+            None if self.taken >= self.seen_posted => return None,
+            None => self.taken as u32 & (self.slots.depth as u32 - 1),
+            Some(shared) => shared.take_next(self.seen_posted)?.into(),
         };
+        Some(self.note_taken(slot, line))
+    }
+
+    #[inline(always)]
+    fn note_taken(&mut self, slot: u32, line: &PeerLine) -> TakenRecv {
+        let position = self.taken;
         self.taken = position.wrapping_add(1);
         line.taken.store(self.taken, Relaxed);
-        Some(TakenRecv { slot, position })
+        TakenRecv { slot, position }
     }
 
     /// The scatter/gather entries of a taken receive.
@@ -292,3 +324,26 @@ impl PeerRecvQueue {
 
 /// The access right that the memory of a receive needs.
 pub(super) const RECV_ACCESS: Access = Access::LOCAL_WRITE;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use core::marker::PhantomData;
+
+    use super::*;
+
+    #[test]
+    fn slot_has_the_entries_of_its_last_receive() {
+        let segment = Arc::new(Segment::create(4096).unwrap());
+        let slots = RecvSlots::new(&segment, 0, 2, 2).unwrap();
+        let entry = |addr, len| Sge { addr, len, lkey: 7, pd: 0, access: RECV_ACCESS, region: PhantomData };
+        let (entries, long, short) = (WrittenEntries::default(), [entry(1, 2), entry(3, 4)], [entry(5, 6)]);
+        // What was in this memory before.
+        slots.write(1, &long);
+        for sges in [&[][..], &[], &short, &[], &long, &short, &[], &[]] {
+            entries.write(&slots, 1, sges);
+            let written: Vec<_> = slots.sges(1).map(|sge| (sge.addr, sge.len, sge.lkey)).collect();
+            let expected: Vec<_> = sges.iter().map(|sge| (sge.addr, sge.len, sge.lkey)).collect();
+            assert_eq!(written, expected);
+        }
+    }
+}

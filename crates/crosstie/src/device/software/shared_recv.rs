@@ -18,7 +18,7 @@ use core::sync::atomic::{
 use std::sync::Arc;
 
 use super::layout::{SrqHeader, SrqWord};
-use super::recv::{CompletedRecv, RecvSlots, check, room};
+use super::recv::{CompletedRecv, RecvSlots, WrittenEntries, check, room};
 use super::state::{Allocation, DeviceShared};
 use crate::device::{DeviceError, PostError, RecvWr};
 use crate::memory::prefetch::{self, CACHE_LINE};
@@ -51,6 +51,7 @@ struct RecvRecord {
     room: AtomicU32,
     /// The poster sets it, pollers clear it.
     is_outstanding: AtomicBool,
+    entries: WrittenEntries,
 }
 
 /// How often a taker that finds no others publishes how far it is, in receives.
@@ -113,7 +114,7 @@ impl SharedRecvQueue {
             record.wr_id.store(wr.wr_id, Relaxed);
             record.room.store(room, Relaxed);
             record.position.store(position, Relaxed);
-            self.slots.write(slot, wr.sges);
+            record.entries.write(&self.slots, slot, wr.sges);
             self.word_in_use(position).store(true, Relaxed);
             // Release, partner: the Acquire load in `is_outstanding`. The position is that of this receive.
             record.is_outstanding.store(true, Release);
@@ -326,22 +327,22 @@ impl SharedTaker {
         Some((SharedTaker { header, words, taker, next: 0 }, slots))
     }
 
-    /// Takes the first receive that nobody has taken. Returns its slot.
+    /// Takes the first receive that nobody has taken, if that is the one behind this sender's last one. `seen_posted`: how many were posted, as
+    /// far as is known. Returns its slot.
     ///
     /// Everyone takes the first one, so all receives before one that is taken are taken as well: a sender need not look at what
     /// comes before its own last one, nor before [`SrqHeader::taken`].
     #[inline(always)]
-    pub(super) fn take(&mut self, seen_posted: &mut u64) -> Option<u16> {
+    pub(super) fn take_next(&mut self, seen_posted: u64) -> Option<u16> {
         let position = self.next;
-        if position < *seen_posted
-            && let Some(slot) = self.try_take(position)
-        {
-            if position.is_multiple_of(WORDS_PER_LINE) {
-                self.start_line(position);
-            }
-            return Some(slot);
+        if position >= seen_posted {
+            return None;
         }
-        self.search(seen_posted)
+        let slot = self.try_take(position)?;
+        if position.is_multiple_of(WORDS_PER_LINE) {
+            self.start_line(position);
+        }
+        Some(slot)
     }
 
     /// Takes the receive at this position, if nobody has taken it.
@@ -370,9 +371,9 @@ impl SharedTaker {
         }
     }
 
-    /// As [`take`](SharedTaker::take), if the next receive was taken by others, or is not known to be posted.
+    /// As [`take_next`](SharedTaker::take_next), if the next receive was taken by others, or is not known to be posted.
     #[inline(never)]
-    fn search(&mut self, seen_posted: &mut u64) -> Option<u16> {
+    pub(super) fn search(&mut self, seen_posted: &mut u64) -> Option<u16> {
         let count = self.words.len() as u64;
         // Whether others take as well.
         let mut has_searched = false;
@@ -416,6 +417,10 @@ mod tests {
     use super::*;
     use crate::device::{Device, software};
 
+    fn take(taker: &mut SharedTaker, seen_posted: &mut u64) -> Option<u16> {
+        taker.take_next(*seen_posted).or_else(|| taker.search(seen_posted))
+    }
+
     /// One receive completes very late. Meanwhile the queue is used many times over: it has room for all other receives, they are taken
     /// in order, and it is known who took the late one.
     #[test]
@@ -438,13 +443,13 @@ mod tests {
         let mut posted: std::collections::VecDeque<u64> =
             (0..CAPACITY).map(|_| post(&mut cursor).unwrap()).collect();
         let (mut seen, mut seen_by_newcomer) = (0, 0);
-        let kept = late.take(&mut seen).unwrap();
+        let kept = take(&mut late, &mut seen).unwrap();
         let kept_wr_id = posted.pop_front().unwrap();
         for round in 0..100 {
             assert!(matches!(post(&mut cursor), Err(PostError::Full)), "round {round}");
             let slot = match round % 7 {
-                3 => newcomer.take(&mut seen_by_newcomer),
-                _ => others.take(&mut seen),
+                3 => take(&mut newcomer, &mut seen_by_newcomer),
+                _ => take(&mut others, &mut seen),
             };
             let slot = slot.expect("a receive is there");
             assert_eq!(completed(slot), posted.pop_front(), "round {round}");
@@ -456,10 +461,10 @@ mod tests {
         assert!(queue.taken_by(1).is_empty());
         posted.push_back(post(&mut cursor).unwrap());
         while let Some(wr_id) = posted.pop_front() {
-            let slot = late.take(&mut seen).unwrap();
+            let slot = take(&mut late, &mut seen).unwrap();
             assert_eq!(completed(slot), Some(wr_id));
         }
-        assert_eq!((late.take(&mut seen), others.take(&mut seen)), (None, None));
+        assert_eq!((take(&mut late, &mut seen), take(&mut others, &mut seen)), (None, None));
     }
 
     #[test]

@@ -25,23 +25,41 @@ const _: () =
 impl RcQp {
     /// Posts a short WRITE+IMM, if it can be executed at once; otherwise it does nothing and returns false.
     pub(super) fn try_post_short(&mut self, wr: &SendWr<'_>, to: RemoteAddr, imm: u32, bytes: &[u8]) -> bool {
-        let (position, len) = (self.sq_posted, bytes.len());
-        if len > LANE_DATA
-            || len > self.config.max_inline as usize
+        if bytes.len() > LANE_DATA
+            || bytes.len() > self.config.max_inline as usize
             || self.shared.state() != QpState::ReadyToSend
             || self.is_send_queue_full()
         {
             return false;
         }
         let Some(peer) = self.peer.as_deref_mut() else { return false };
-        let is_done = peer.try_write_imm(&self.shared, to, imm, &Bytes(bytes));
+        if !peer.write_imm_at_hand(&self.shared, to, imm, &Bytes(bytes)) {
+            return self.post_short_after_search(wr, to, imm, bytes);
+        }
+        self.note_short(wr, bytes);
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_short_after_search(&mut self, wr: &SendWr<'_>, to: RemoteAddr, imm: u32, bytes: &[u8]) -> bool {
+        let Some(peer) = self.peer.as_deref_mut() else { return false };
+        let is_done = peer.write_imm_after_search(&self.shared, to, imm, &Bytes(bytes));
         if is_done {
-            self.sq_posted = position + 1;
-            if wr.signaled {
-                self.shared.complete_send(wr.wr_id, Opcode::Write, Status::Success, len as u32, position);
-            }
+            self.note_short(wr, bytes);
         }
         is_done
+    }
+
+    /// Notes that a request was executed.
+    #[inline(always)]
+    fn note_short(&mut self, wr: &SendWr<'_>, bytes: &[u8]) {
+        let position = self.sq_posted;
+        self.sq_posted = position + 1;
+        if wr.signaled {
+            let len = bytes.len() as u32;
+            self.shared.complete_send(wr.wr_id, Opcode::Write, Status::Success, len, position);
+        }
     }
 
     /// Executes a short WRITE+IMM from one entry, if nothing is in the way; otherwise it does nothing and returns false. It has no completion
@@ -55,7 +73,8 @@ impl RcQp {
             return false;
         }
         let Some(peer) = self.peer.as_deref_mut() else { return false };
-        peer.try_write_imm(&self.shared, to, imm, from)
+        peer.write_imm_at_hand(&self.shared, to, imm, from)
+            || peer.write_imm_after_search(&self.shared, to, imm, from)
     }
 
     /// Executes a WRITE+IMM of more than [`DEMOTE_MAX`] bytes from one entry, if nothing is in the way. Otherwise it returns false, and the
@@ -149,6 +168,7 @@ impl RcQp {
 
     /// Executes a WRITE+IMM of a short message: `head` and the bytes behind it, if nothing is in the way; otherwise it does nothing and
     /// returns false. It has no completion on this side, and takes no place in the send queue.
+    #[inline(always)]
     pub(crate) fn try_write_imm_inline(
         &mut self,
         to: RemoteAddr,
@@ -160,7 +180,8 @@ impl RcQp {
             return false;
         }
         let Some(peer) = self.peer.as_deref_mut() else { return false };
-        peer.try_write_imm(&self.shared, to, imm, &HeadAndBytes(head, bytes))
+        peer.write_imm_at_hand(&self.shared, to, imm, &HeadAndBytes(head, bytes))
+            || peer.write_imm_inline_after_search(&self.shared, to, imm, head[0], head[1], bytes)
     }
 }
 
@@ -226,9 +247,51 @@ impl ShortMessage for HeadAndBytes<'_> {
 }
 
 impl PeerQp {
-    /// Executes a WRITE+IMM of a short message, if nothing is in the way; otherwise it does nothing and returns false.
+    /// Executes a WRITE+IMM of a short message, if nothing is in the way, and all that it needs is at hand: the target is in the region of the
+    /// message before, there is room as far as this side knows, and nobody else took the next receive. Otherwise it does nothing and returns
+    /// false. It calls no function, so that everything stays in registers.
     #[inline(always)]
-    fn try_write_imm(
+    fn write_imm_at_hand(
+        &mut self,
+        own: &QpShared,
+        to: RemoteAddr,
+        imm: u32,
+        message: &impl ShortMessage,
+    ) -> bool {
+        self.write_imm::<false>(own, to, imm, message)
+    }
+
+    /// As [`write_imm_at_hand`](PeerQp::write_imm_at_hand), and looks for what is not at hand.
+    #[cold]
+    #[inline(never)]
+    fn write_imm_after_search(
+        &mut self,
+        own: &QpShared,
+        to: RemoteAddr,
+        imm: u32,
+        message: &impl ShortMessage,
+    ) -> bool {
+        self.write_imm::<true>(own, to, imm, message)
+    }
+
+    /// The same for a message with a head.
+    // With a reference to the message, it would be in memory also where it was at hand.
+    #[cold]
+    #[inline(never)]
+    fn write_imm_inline_after_search(
+        &mut self,
+        own: &QpShared,
+        to: RemoteAddr,
+        imm: u32,
+        first: u64,
+        second: u64,
+        bytes: &[u8],
+    ) -> bool {
+        self.write_imm::<true>(own, to, imm, &HeadAndBytes([first, second], bytes))
+    }
+
+    #[inline(always)]
+    fn write_imm<const SEARCH: bool>(
         &mut self,
         own: &QpShared,
         to: RemoteAddr,
@@ -248,16 +311,24 @@ impl PeerQp {
         if ConnectionWord(block.connection.load(Acquire)) != *connection {
             return false;
         }
-        let Some(at) = last_target.find(link, to, len).or_else(|| {
+        let mut target = last_target.find(link, to, len);
+        if SEARCH && target.is_none() {
             let memory = PeerMemory { link, pd: qp.pd, streaming: false };
-            last_target.look_up(&memory, qp.access, to, len)
-        }) else {
-            return false;
+            target = last_target.look_up(&memory, qp.access, to, len);
+        }
+        let Some(at) = target else { return false };
+        let has_room = match SEARCH {
+            true => lane.has_room(recv.taken()),
+            false => lane.is_known_to_have_room(recv.taken()),
         };
-        if !lane.has_room(recv.taken()) {
+        if !has_room {
             return false;
         }
-        let Some(taken) = recv.take(block, line) else { return false };
+        let taken = match SEARCH {
+            true => recv.take(block, line),
+            false => recv.take_at_hand(line),
+        };
+        let Some(taken) = taken else { return false };
         // SAFETY: `last_target` gave `at` for this many bytes, and the entry has room for a short message.
         unsafe { message.store([at, entry.data_ptr()]) };
         let completion =
