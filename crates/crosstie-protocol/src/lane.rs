@@ -36,9 +36,22 @@ impl CallNumber {
     pub const fn next(self) -> CallNumber {
         // Numbers are 1 to 2^31 - 1.
         match self.0.wrapping_add(2) {
-            0 => CallNumber::FIRST,
+            0 => CallNumber::start_over(),
             next => CallNumber(next),
         }
+    }
+
+    /// Not inlined, so that all other calls take a branch that is always the same, and no conditional move.
+    #[cold]
+    #[inline(never)]
+    const fn start_over() -> CallNumber {
+        CallNumber::FIRST
+    }
+
+    /// Twice the number.
+    #[inline]
+    pub const fn doubled(self) -> u32 {
+        self.0
     }
 
     /// The number of the call that comes `calls` calls later, for less than 2^31 calls.
@@ -87,6 +100,18 @@ pub const fn request_word(call: CallNumber, request: RequestHeader) -> u64 {
 pub const fn response_word(call: CallNumber, len: usize) -> u64 {
     debug_assert!(len <= MAX_LEN);
     ((call.0 | RESPONSE) as u64) << 32 | len as u64
+}
+
+/// The number of the call whose request this word is.
+///
+/// ```
+/// use crosstie_protocol::lane::{self, CallNumber, RequestHeader};
+/// let word = lane::request_word(CallNumber::FIRST, RequestHeader { len: 32, next: 7 });
+/// assert_eq!(lane::request_call(word), CallNumber::FIRST);
+/// ```
+#[inline]
+pub const fn request_call(word: u64) -> CallNumber {
+    CallNumber((word >> 32) as u32)
 }
 
 /// The header of the request, if the word is the request of this call. The length may be any value up to 2^21 - 1.

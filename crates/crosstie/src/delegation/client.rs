@@ -8,8 +8,8 @@ use crosstie_protocol::lane::CallNumber;
 use zerocopy::FromBytes;
 
 use super::layout::{
-    AcceptReply, ClientKey, MAGIC, RESPONSE_PAYLOAD_AT, ResponseKey, SharedRing, Slot, Slots, VERSION,
-    commit_word,
+    AcceptReply, ClientKey, MAGIC, RESPONSE_PAYLOAD_AT, ResponseKey, RingHeader, SharedRing, Slot, Slots,
+    VERSION, commit_word,
 };
 use crate::local::connection::Connection;
 use crate::local_rpc::caller::Caller;
@@ -85,7 +85,7 @@ impl Transport for RingTransport {
 
     #[inline(always)]
     fn reserve(&mut self) -> Option<u64> {
-        let header = &self.ring.header;
+        let (header, claim): (&RingHeader, &AtomicU64) = (&self.ring.header, &self.claim);
         let depth = u64::from(self.ring.layout.ring_depth);
         let seen_tail = &mut self.seen_tail;
         let mut has_room = |position: u64| {
@@ -97,17 +97,18 @@ impl Transport for RingTransport {
         };
         // Ends: each round takes one position, and there is room for `depth` of them.
         loop {
-            let position = reservation::reserve(&header.head, &header.mode, &*self.claim, &mut has_room)?;
+            let position = reservation::reserve(&header.head, &header.mode, claim, &mut has_room)?;
             if !header.stalled.contains(position, depth) {
                 return Some(position);
             }
             // The server skips the position: nobody claims it, and it is not filled.
-            reservation::clear_claim(&*self.claim);
+            reservation::clear_claim(claim);
         }
     }
 
     #[inline(always)]
     fn publish(&self, position: u64, started: StartedCall, bytes: &[u8]) {
+        let header: &RingHeader = &self.ring.header;
         let slot = self.ring.request(position);
         let response = ResponseKey::new(started.slot, started.call);
         self.invalidate_equal_response(started, response);
@@ -117,19 +118,32 @@ impl Transport for RingTransport {
         slot.word().store(commit_word(position, self.key), Release);
         reservation::clear_claim(&*self.claim);
         // With several clients the position is likely to be another client's.
-        if self.ring.header.mode.load(Relaxed) == reservation::EXCLUSIVE {
+        if header.mode.load(Relaxed) == reservation::EXCLUSIVE {
             prefetch::for_write(self.ring.request(position.wrapping_add(PREFETCH_DISTANCE)).word());
         }
-        self.ring.header.parker.notify();
+        header.parker.notify();
     }
 
     #[inline(always)]
-    fn response(&self, slot: usize, call: CallNumber) -> Option<(usize, impl FnOnce(&mut [u8]))> {
+    fn response(
+        &self,
+        slot: usize,
+        call: CallNumber,
+        size: Option<usize>,
+    ) -> Option<(usize, impl FnOnce(&mut [u8]))> {
         let expected = ResponseKey::new(slot, call);
         let slot = self.response_slot(slot);
-        // Acquire, partner: the Release store in `Core::reply`. The response becomes visible with it.
-        let (key, len) = ResponseKey::parse(slot.word().load(Acquire));
-        (key == expected).then_some((len, move |buffer: &mut [u8]| slot.read(buffer)))
+        // Acquire, partner: the Release store in `Request::reply`. The response becomes visible with it.
+        let word = slot.word().load(Acquire);
+        let len = match size {
+            // One comparison for the call and the length.
+            Some(size) if word == expected.word(size) => size,
+            _ => match ResponseKey::parse(word) {
+                (key, len) if key == expected => len,
+                _ => return None,
+            },
+        };
+        Some((len, move |buffer: &mut [u8]| slot.read(buffer)))
     }
 }
 
@@ -147,7 +161,7 @@ impl RingTransport {
     /// The slot itself is not read: that would take its cache line from the server.
     #[inline(always)]
     fn invalidate_equal_response(&self, started: StartedCall, key: ResponseKey) {
-        if ResponseKey::new(started.slot, started.previous) == key {
+        if ResponseKey::are_equal(started.previous, started.call) {
             // The commit of the request, a Release store, orders this store before the server's next store to the word.
             self.response_slot(started.slot).word().store(key.other().word(0), Relaxed);
         }

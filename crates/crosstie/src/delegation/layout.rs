@@ -266,6 +266,7 @@ pub(super) struct Slots<const PAYLOAD_AT: usize> {
     count: usize,
     /// Less than `count`. If `count` is a power of two: one less, the mask of an index.
     mask: usize,
+    /// At least a cache line.
     stride: usize,
     /// Bytes of payload that fit into a slot.
     payload_len: usize,
@@ -281,7 +282,7 @@ unsafe impl<const PAYLOAD_AT: usize> Sync for Slots<PAYLOAD_AT> {}
 impl<const PAYLOAD_AT: usize> Slots<PAYLOAD_AT> {
     fn new(segment: &Arc<Segment>, at: u64, count: usize, stride: usize) -> Option<Self> {
         let first = segment.bytes(at, (count as u64).checked_mul(stride as u64)?)?;
-        (count > 0 && stride > PAYLOAD_AT && first.cast::<[u64; 8]>().is_aligned()).then(|| Slots {
+        (count > 0 && stride >= CACHE_LINE && first.cast::<[u64; 8]>().is_aligned()).then(|| Slots {
             first,
             count,
             mask: (1 << count.ilog2()) - 1,
@@ -307,24 +308,42 @@ impl<const PAYLOAD_AT: usize> Slots<PAYLOAD_AT> {
     #[inline(always)]
     pub(super) fn slot(&self, slot: usize) -> Slot<'_, PAYLOAD_AT> {
         assert!(slot < self.count);
-        // SAFETY: `slot < count`.
-        unsafe { self.slot_below_count(slot) }
+        // SAFETY: inside the segment, which `self` keeps mapped, as `slot < count`.
+        let start = unsafe { self.first.add(slot * self.stride) };
+        Slot { start, payload_len: self.payload_len, slots: PhantomData }
     }
 
     /// The slot whose index has the lower bits of `index`, as many as `count` has, which is to be a power of two.
     #[inline(always)]
     pub(super) fn masked(&self, index: usize) -> Slot<'_, PAYLOAD_AT> {
-        // SAFETY: `index & mask` is at most `mask`, which is less than `count`.
-        unsafe { self.slot_below_count(index & self.mask) }
+        self.view().masked(index)
     }
 
-    /// # Safety
-    ///
-    /// `slot` is less than `count`.
+    /// The slots, in registers: for loops, in which the compiler would load the fields of `self` again after every atomic access.
     #[inline(always)]
-    unsafe fn slot_below_count(&self, slot: usize) -> Slot<'_, PAYLOAD_AT> {
-        // SAFETY: inside the segment, which `self` keeps mapped, as `slot < count`.
-        let start = unsafe { self.first.add(slot * self.stride) };
+    pub(super) fn view(&self) -> SlotsView<'_, PAYLOAD_AT> {
+        let &Slots { first, mask, stride, payload_len, .. } = self;
+        SlotsView { first, mask, stride, payload_len, slots: PhantomData }
+    }
+}
+
+/// See [`Slots::view`].
+#[derive(Clone, Copy)]
+pub(super) struct SlotsView<'s, const PAYLOAD_AT: usize> {
+    first: NonNull<u8>,
+    mask: usize,
+    stride: usize,
+    payload_len: usize,
+    slots: PhantomData<&'s Slots<PAYLOAD_AT>>,
+}
+
+impl<'s, const PAYLOAD_AT: usize> SlotsView<'s, PAYLOAD_AT> {
+    /// As [`Slots::masked`].
+    #[inline(always)]
+    pub(super) fn masked(self, index: usize) -> Slot<'s, PAYLOAD_AT> {
+        // SAFETY: inside the segment, which the `Slots` keep mapped during `'s`: `index & mask` is at most `mask`, which is less than the
+        // number of slots.
+        let start = unsafe { self.first.add((index & self.mask) * self.stride) };
         Slot { start, payload_len: self.payload_len, slots: PhantomData }
     }
 }
@@ -339,6 +358,9 @@ pub(super) struct Slot<'s, const PAYLOAD_AT: usize> {
 }
 
 impl<'s, const PAYLOAD_AT: usize> Slot<'s, PAYLOAD_AT> {
+    /// Bytes of payload that fit into every slot. For such messages a slot needs no check.
+    const MIN_PAYLOAD: usize = CACHE_LINE - PAYLOAD_AT;
+
     /// The first word of the slot.
     #[inline]
     pub(super) fn word(&self) -> &'s AtomicU64 {
@@ -349,8 +371,8 @@ impl<'s, const PAYLOAD_AT: usize> Slot<'s, PAYLOAD_AT> {
     /// Copies a payload in. Peers that break the protocol may write at the same time.
     #[inline(always)]
     pub(super) fn write(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.payload_len);
-        // SAFETY: the payload area is aligned to 8 bytes, and its length is a multiple of 8. `bytes` is not part of the
+        assert!(bytes.len() <= Self::MIN_PAYLOAD || bytes.len() <= self.payload_len);
+        // SAFETY: inside the slot, which has at least a cache line. The payload area is aligned to 8 bytes, and its length is a multiple of 8. `bytes` is not part of the
         // segment: no Rust reference to bytes of the segment exists.
         unsafe { copy_in(bytes, self.start.add(PAYLOAD_AT).as_ptr()) };
     }
@@ -358,7 +380,7 @@ impl<'s, const PAYLOAD_AT: usize> Slot<'s, PAYLOAD_AT> {
     /// Copies a payload out.
     #[inline(always)]
     pub(super) fn read(&self, bytes: &mut [u8]) {
-        assert!(bytes.len() <= self.payload_len);
+        assert!(bytes.len() <= Self::MIN_PAYLOAD || bytes.len() <= self.payload_len);
         // SAFETY: as in `write`.
         unsafe { copy_out(self.start.add(PAYLOAD_AT).as_ptr(), bytes) };
     }
@@ -411,7 +433,13 @@ impl ResponseKey {
     #[inline]
     pub(super) fn new(slot: usize, call: CallNumber) -> ResponseKey {
         debug_assert!(slot < 1 << Self::SLOT_BITS);
-        ResponseKey(call.get() << Self::SLOT_BITS | slot as u32)
+        ResponseKey(call.doubled() << (Self::SLOT_BITS - 1) | slot as u32)
+    }
+
+    /// Whether the keys of two calls in the same slot are equal.
+    #[inline]
+    pub(super) fn are_equal(one: CallNumber, other: CallNumber) -> bool {
+        (one.doubled() ^ other.doubled()) << (Self::SLOT_BITS - 1) == 0
     }
 
     /// The key of another call in the same slot.

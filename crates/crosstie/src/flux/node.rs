@@ -123,21 +123,22 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
                 let lane = &mut self.outgoing[index * 64 + bit as usize];
                 let in_flight = &mut self.in_flight;
                 let most = lane.most_per_poll();
-                for taken in 1..=most {
-                    let Some((token, response)) = lane.take_expected() else {
-                        if lane.note_miss() {
-                            lane.take_out_of_order(|token, response| {
-                                *in_flight -= 1;
-                                each(token, response);
-                            });
-                        }
-                        break;
-                    };
-                    if taken == 1 {
-                        lane.prefetch(most - 1);
-                    }
+                if most > 1 {
+                    lane.prefetch(most);
+                }
+                let mut taken = 0;
+                while taken < most
+                    && let Some((token, response)) = lane.take_expected()
+                {
+                    taken += 1;
                     *in_flight -= 1;
                     each(token, response);
+                }
+                if lane.note_end(taken > 0, taken < most) {
+                    lane.take_out_of_order(|token, response| {
+                        *in_flight -= 1;
+                        each(token, response);
+                    });
                 }
                 if lane.in_flight() == 0 {
                     *busy &= !(1 << bit);

@@ -86,9 +86,14 @@ impl Transport for LaneTransport {
     }
 
     #[inline(always)]
-    fn response(&self, slot: usize, call: CallNumber) -> Option<(usize, impl FnOnce(&mut [u8]))> {
+    fn response(
+        &self,
+        slot: usize,
+        call: CallNumber,
+        size: Option<usize>,
+    ) -> Option<(usize, impl FnOnce(&mut [u8]))> {
         let slot = self.lane.slot(slot);
-        let len = lane::response_len(slot.word(), call)?;
+        let len = lane::response_len(slot.word(), call, size)?;
         Some((len, move |buffer: &mut [u8]| slot.read(buffer)))
     }
 

@@ -1,4 +1,4 @@
-//! A mapped lane: the positions of its slots, and copies in and out of them. All `unsafe` code of `ipc` is in this file.
+//! A mapped lane: the positions of its slots, and copies in and out of them. All `unsafe` code of `ipc` that touches the lane is in this file.
 //!
 //! The [module above](super) draws the layout.
 
@@ -16,6 +16,7 @@ use crate::memory::copy::{copy, copy_in, copy_out};
 use crate::memory::prefetch;
 use crate::memory::segment::{Segment, Shared, SharedRef};
 use crate::ring::call_table::CallTable;
+use crate::ring::lane::{Cursor, Next};
 use crate::wait::Parker;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"XTIELANE");
@@ -27,6 +28,8 @@ const SLOTS_AT: u64 = 128;
 /// Offset of the payload in a slot.
 const PAYLOAD_AT: usize = 8;
 const CACHE_LINE: usize = 64;
+/// Bytes of payload that fit into every slot, because it has a whole cache line. For such messages a slot needs no check.
+const MIN_PAYLOAD: usize = CACHE_LINE - PAYLOAD_AT;
 
 /// The first cache line of a lane. The client checks magic and version; the rest is for debugging.
 #[repr(C)]
@@ -85,7 +88,7 @@ pub(super) struct Lane {
     first: NonNull<u8>,
     slots: usize,
     stride: usize,
-    /// Bytes of payload that fit into a slot.
+    /// Bytes of payload that fit into a slot, at least [`MIN_PAYLOAD`].
     payload_len: usize,
     parker: SharedRef<Parker>,
     /// Keeps `first` mapped.
@@ -124,6 +127,7 @@ impl Lane {
         let (slots, stride) = (layout.slots(), layout.stride());
         let first = segment.bytes(SLOTS_AT, (slots * stride) as u64)?;
         let parker = SharedRef::new(&segment, PARKER_AT)?;
+        assert!(stride >= CACHE_LINE);
         Some(Lane { first, slots, stride, payload_len: stride - PAYLOAD_AT, parker, segment })
     }
 
@@ -136,6 +140,7 @@ impl Lane {
         &self.segment
     }
 
+    #[cfg(all(test, not(loom)))]
     pub(super) fn slots(&self) -> usize {
         self.slots
     }
@@ -150,15 +155,16 @@ impl Lane {
     /// and soon after to write: one request to the other core instead of two.
     #[inline]
     pub(super) fn prefetch(&self, slot: usize, count: usize) {
-        let (first, end) = (self.first.as_ptr(), self.first.as_ptr().wrapping_add(self.slots * self.stride));
-        let mut at = first.wrapping_add(slot * self.stride);
-        for _ in 0..count {
-            prefetch::for_write(at);
-            at = at.wrapping_add(self.stride);
-            if at == end {
-                at = first;
+        let prefetch = |slot: usize, count: usize| {
+            let mut at = self.first.as_ptr().wrapping_add(slot * self.stride);
+            for _ in 0..count {
+                prefetch::for_write(at);
+                at = at.wrapping_add(self.stride);
             }
-        }
+        };
+        let to_end = count.min(self.slots.saturating_sub(slot));
+        prefetch(slot, to_end);
+        prefetch(0, count - to_end);
     }
 
     /// Moves the cache line of a slot towards the caches that all cores share. The other side gets it sooner from there than from this core.
@@ -170,8 +176,50 @@ impl Lane {
     #[inline]
     pub(super) fn slot(&self, slot: usize) -> Slot<'_> {
         assert!(slot < self.slots);
+        // SAFETY: `slot < slots`.
+        unsafe { self.slot_unchecked(slot) }
+    }
+
+    /// # Safety
+    ///
+    /// `slot` is less than `slots`.
+    #[inline]
+    unsafe fn slot_unchecked(&self, slot: usize) -> Slot<'_> {
         // SAFETY: inside the segment, as `slot < slots`.
         Slot { start: unsafe { self.first.add(slot * self.stride) }, lane: self }
+    }
+}
+
+/// A lane, and where its next request is.
+#[derive(Debug)]
+pub(super) struct ServedLane {
+    lane: Lane,
+    /// A cursor for as many slots as the lane has.
+    cursor: Cursor,
+}
+
+impl ServedLane {
+    pub(super) fn new(lane: Lane) -> ServedLane {
+        ServedLane { cursor: Cursor::new(lane.slots), lane }
+    }
+
+    /// Whether the next request is there.
+    #[inline]
+    pub(super) fn has_request(&self) -> bool {
+        self.cursor.is_at(self.lane.slot(self.cursor.slot()).word())
+    }
+
+    /// Takes the next request, see [`Cursor::take`]. Returns its slot, too.
+    #[inline(always)]
+    pub(super) fn take(&mut self, size: Option<usize>) -> (Slot<'_>, Next) {
+        // SAFETY: the cursor is at a slot of this lane.
+        let slot = unsafe { self.lane.slot_unchecked(self.cursor.slot()) };
+        (slot, self.cursor.take(slot.word(), size))
+    }
+
+    #[inline]
+    pub(super) fn slot(&self, slot: usize) -> Slot<'_> {
+        self.lane.slot(slot)
     }
 }
 
@@ -183,6 +231,9 @@ pub(super) struct Slot<'l> {
     lane: &'l Lane,
 }
 
+// SAFETY: as for `Lane`. Of the lane it uses the parker, which threads may share, and a field that nobody changes.
+unsafe impl Send for Slot<'_> {}
+
 impl<'l> Slot<'l> {
     #[inline]
     pub(super) fn word(&self) -> &'l AtomicU64 {
@@ -191,11 +242,22 @@ impl<'l> Slot<'l> {
         unsafe { AtomicU64::from_ptr(self.start.cast().as_ptr()) }
     }
 
+    #[inline]
+    pub(super) fn lane(&self) -> &'l Lane {
+        self.lane
+    }
+
+    /// As [`Lane::demote`].
+    #[inline]
+    pub(super) fn demote(&self) {
+        prefetch::demote(self.start.as_ptr());
+    }
+
     /// Copies a payload in. A peer that breaks the protocol may write at the same time.
     #[inline]
     pub(super) fn write(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.lane.payload_len);
-        // SAFETY: the payload area is aligned to 8 bytes, and its length is a multiple of 8. `bytes` is not part of the
+        assert!(bytes.len() <= MIN_PAYLOAD || bytes.len() <= self.lane.payload_len);
+        // SAFETY: inside the slot, as it has `payload_len` bytes of payload, and at least `MIN_PAYLOAD`. The payload area is aligned to 8 bytes, and its length is a multiple of 8. `bytes` is not part of the
         // segment: no Rust reference to bytes of the segment exists.
         unsafe { copy_in(bytes, self.start.add(PAYLOAD_AT).as_ptr()) };
     }
@@ -215,7 +277,7 @@ impl<'l> Slot<'l> {
     /// Copies a payload out.
     #[inline]
     pub(super) fn read(&self, bytes: &mut [u8]) {
-        assert!(bytes.len() <= self.lane.payload_len);
+        assert!(bytes.len() <= MIN_PAYLOAD || bytes.len() <= self.lane.payload_len);
         // SAFETY: as in `write`.
         unsafe { copy_out(self.start.add(PAYLOAD_AT).as_ptr(), bytes) };
     }

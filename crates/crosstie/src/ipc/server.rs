@@ -5,6 +5,7 @@
 
 use core::fmt;
 use core::marker::PhantomData;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,13 +14,14 @@ use crosstie_protocol::key::Key;
 use crosstie_protocol::lane::CallNumber;
 
 use super::admission::ClientRegistry;
-use super::lane::{Lane, LaneLayout, MAGIC, ServerPage, VERSION, parts_len};
+use super::lane::{LaneLayout, MAGIC, ServedLane, ServerPage, Slot, VERSION, parts_len};
 use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, ReplyError};
 use crate::local::listener::{ClientId, Listener};
 use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
 use crate::message::Message;
-use crate::ring::{fence, lane};
+use crate::ring::fence;
+use crate::ring::lane::{self, Next};
 use crate::wait;
 
 /// Pauses of the processor after the last request of a burst. The client cannot have written the next request yet, and
@@ -72,8 +74,10 @@ struct Core {
     connected: Vec<u32>,
     /// Indices of the clients that had a request in the last poll.
     ready: Vec<u32>,
-    /// The position in `ready` of the client that is being served.
+    /// The position in `ready` of the client that is served next.
     turn: usize,
+    /// The index of the client that is being served, or [`NOBODY`].
+    serving: usize,
     /// Requests that may still be taken from that client before the next client is served.
     left_in_turn: u32,
     round: u32,
@@ -84,6 +88,11 @@ struct Core {
     counters: Counters,
 }
 
+/// Is the index of no client.
+const NOBODY: usize = usize::MAX;
+
+// Aligned so that an index is shifted, not multiplied.
+#[repr(align(128))]
 struct ClientEntry {
     key: ClientKey,
     /// None if the index is free.
@@ -99,10 +108,9 @@ impl ClientEntry {
 
 struct ConnectedClient {
     id: ClientId,
-    lane: Lane,
-    cursor: lane::Cursor,
-    /// Requests that were taken and not replied to.
-    unanswered: u32,
+    lane: ServedLane,
+    /// Requests that may be taken before one is replied to. Less than zero if the client sent more.
+    room: i32,
     /// `poll_with_skip` checks the client in every round that is a multiple of this power of two.
     skip: u32,
 }
@@ -144,7 +152,9 @@ impl Ticket {
 #[must_use = "the client waits for a response"]
 pub struct Request<'s, Req: Message + ?Sized, Resp: Message + ?Sized> {
     message: &'s Req,
-    client: &'s mut ConnectedClient,
+    slot: Slot<'s>,
+    /// That of the client.
+    room: &'s mut i32,
     ticket: Ticket,
     response_limit: usize,
     response: PhantomData<fn(&Resp)>,
@@ -166,7 +176,11 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
     /// Sends the response.
     #[inline]
     pub fn reply(self, response: &Resp) -> Result<(), ReplyError<Ticket>> {
-        self.client.reply(self.ticket, response.bytes(), self.response_limit)
+        let (ticket, bytes) = (self.ticket, response.bytes());
+        check_len::<Resp>(bytes.len(), self.response_limit, ticket).map(|ticket| {
+            self.slot.write(bytes);
+            publish_response(self.slot, self.room, ticket, bytes.len());
+        })
     }
 
     /// Turns the request into a ticket, so that other requests can be received before the reply.
@@ -184,8 +198,8 @@ impl<Req: Message + ?Sized> Request<'_, Req, [u8]> {
         if len > limit {
             return Err(ReplyError::TooLong { ticket, len, limit });
         }
-        self.client.lane.slot(ticket.slot as usize).write_parts(parts);
-        self.client.publish_response(ticket, len);
+        self.slot.write_parts(parts);
+        publish_response(self.slot, self.room, ticket, len);
         Ok(())
     }
 }
@@ -214,6 +228,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             connected: Vec::new(),
             ready: Vec::new(),
             turn: 0,
+            serving: NOBODY,
             left_in_turn: 0,
             round: 0,
             last_taken_from: 0,
@@ -289,7 +304,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             };
             let mut violation = false;
             while let Some(taken) = self.taken.get_mut(count) {
-                match client.take::<Req>(&mut taken.inbox, core.queue_depth) {
+                match client.take::<Req>(&mut taken.inbox) {
                     Ok(Some((slot, call, len))) => {
                         (taken.index, taken.client) = (index, *key);
                         (taken.slot, taken.call, taken.len) = (slot, call, len);
@@ -324,36 +339,48 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     // Inlined: of a request that is answered in place, most of what this returns is never stored.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
-        let (index, slot, call, len) = loop {
+        loop {
             let core = &mut self.core;
-            let Some(&index) = core.ready.get(core.turn) else { return self.recv_taken() };
-            let taken = match &mut core.clients[index as usize].client {
-                Some(client) => client.take::<Req>(&mut self.inbox, core.queue_depth),
-                None => Ok(None),
-            };
-            match taken {
-                Ok(Some((slot, call, len))) => break (index, slot, call, len),
-                Ok(None) => core.next_turn(),
-                Err(Violation) => {
-                    core.disconnect_violator(index);
-                    core.next_turn();
+            let Some(ClientEntry { key, client: Some(client) }) = core.clients.get_mut(core.serving) else {
+                if core.serve_next() {
+                    continue;
                 }
+                return self.recv_taken();
+            };
+            let (key, client) = (*key, NonNull::from(client));
+            // SAFETY: nothing has changed `core.clients` since the client was found there, and nobody else refers to it.
+            let ConnectedClient { lane, room, .. } = unsafe { &mut *client.as_ptr() };
+            let (slot, next) = lane.take(Req::SIZE);
+            let valid = match next {
+                Next::Request { slot: number, call, len } if take_room(room) => {
+                    let len = Req::SIZE.unwrap_or(len);
+                    core.counters.requests += 1;
+                    core.left_in_turn -= 1;
+                    if core.left_in_turn == 0 {
+                        core.serving = NOBODY;
+                    }
+                    // Copied last: so the compiler knows that the program reads what was just copied.
+                    if Req::receive(&mut self.inbox, len, |buffer| slot.read(buffer)) {
+                        return Some(Request {
+                            message: Req::received(&self.inbox, len)?,
+                            slot,
+                            room,
+                            ticket: Ticket { nonce: core.nonce, client: key, slot: number as u32, call },
+                            response_limit: core.response_limit,
+                            response: PhantomData,
+                        });
+                    }
+                    core.forget_request();
+                    false
+                }
+                Next::Request { .. } | Next::Invalid => false,
+                Next::Nothing => true,
+            };
+            if !valid {
+                core.disconnect_violator(key.index());
             }
-        };
-        let core = &mut self.core;
-        core.counters.requests += 1;
-        core.left_in_turn -= 1;
-        if core.left_in_turn == 0 {
-            core.next_turn();
+            core.serving = NOBODY;
         }
-        let ClientEntry { key, client } = &mut core.clients[index as usize];
-        Some(Request {
-            message: Req::received(&self.inbox, len)?,
-            client: client.as_mut()?,
-            ticket: Ticket { nonce: core.nonce, client: *key, slot, call },
-            response_limit: core.response_limit,
-            response: PhantomData,
-        })
     }
 
     /// The next request that [`poll_with_prefetch`](Server::poll_with_prefetch) took. That poll leaves no client to be served.
@@ -362,9 +389,11 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         let next = self.next_taken()?;
         let TakenRequest { index, client, slot, call, .. } = self.taken[next];
         let taken = &self.taken[next];
+        let ConnectedClient { lane, room, .. } = self.core.clients[index as usize].client.as_mut()?;
         Some(Request {
             message: Req::received(&taken.inbox, taken.len)?,
-            client: self.core.clients[index as usize].client.as_mut()?,
+            slot: lane.slot(slot as usize),
+            room,
             ticket: Ticket { nonce: self.core.nonce, client, slot, call },
             response_limit: self.core.response_limit,
             response: PhantomData,
@@ -388,7 +417,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     /// Replies to a request that was deferred.
     #[inline]
     pub fn reply(&mut self, ticket: Ticket, response: &Resp) -> Result<(), ReplyError<Ticket>> {
-        self.core.reply(ticket, response.bytes())
+        self.core.reply::<Resp>(ticket, response.bytes())
     }
 
     /// Waits until there is a request, or a client connects or disconnects, for at most `timeout`. Returns whether one of
@@ -413,10 +442,40 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 /// A client broke the protocol.
 struct Violation;
 
+/// Whether a response of `len` bytes is allowed.
+#[inline(always)]
+fn check_len<Resp: Message + ?Sized>(
+    len: usize,
+    limit: usize,
+    ticket: Ticket,
+) -> Result<Ticket, ReplyError<Ticket>> {
+    // Messages of fixed size replace the limit.
+    if Resp::SIZE.is_none() && len > limit {
+        return Err(ReplyError::TooLong { ticket, len, limit });
+    }
+    Ok(ticket)
+}
+
+/// Makes the response visible that was written into the slot.
+#[inline(always)]
+fn publish_response(slot: Slot<'_>, room: &mut i32, ticket: Ticket, len: usize) {
+    lane::publish_response(slot.word(), ticket.call, len);
+    slot.demote();
+    *room += 1;
+    slot.lane().parker().notify();
+}
+
+/// Takes room for one more request. False if there was none: then the client broke the protocol, and its room does not matter any more.
+#[inline(always)]
+fn take_room(room: &mut i32) -> bool {
+    *room -= 1;
+    *room >= 0
+}
+
 impl ConnectedClient {
     #[inline]
     fn has_request(&self) -> bool {
-        lane::parse_request(self.lane.slot(self.cursor.slot).word(), self.cursor.call).is_some()
+        self.lane.has_request()
     }
 
     /// Takes the next request out of the lane. Returns its slot, call number and length. Trusts nothing that the client
@@ -425,38 +484,17 @@ impl ConnectedClient {
     fn take<Req: Message + ?Sized>(
         &mut self,
         inbox: &mut Req::Inbox,
-        queue_depth: u32,
     ) -> Result<Option<(u32, CallNumber, usize)>, Violation> {
-        let (number, call) = (self.cursor.slot, self.cursor.call);
-        let slot = self.lane.slot(number);
-        let Some(request) = lane::parse_request(slot.word(), call) else { return Ok(None) };
-        if self.unanswered == queue_depth
-            || !Req::receive(inbox, request.len, |buffer| slot.read(buffer))
-            || !self.cursor.advance(request.next, self.lane.slots())
-        {
-            return Err(Violation);
+        let (slot, next) = self.lane.take(Req::SIZE);
+        match next {
+            Next::Request { slot: number, call, len }
+                if take_room(&mut self.room) && Req::receive(inbox, len, |buffer| slot.read(buffer)) =>
+            {
+                Ok(Some((number as u32, call, len)))
+            }
+            Next::Request { .. } | Next::Invalid => Err(Violation),
+            Next::Nothing => Ok(None),
         }
-        self.unanswered += 1;
-        Ok(Some((number as u32, call, request.len)))
-    }
-
-    #[inline]
-    fn reply(&mut self, ticket: Ticket, response: &[u8], limit: usize) -> Result<(), ReplyError<Ticket>> {
-        if response.len() > limit {
-            return Err(ReplyError::TooLong { ticket, len: response.len(), limit });
-        }
-        self.lane.slot(ticket.slot as usize).write(response);
-        self.publish_response(ticket, response.len());
-        Ok(())
-    }
-
-    /// Makes the response visible that was written into the slot.
-    #[inline(always)]
-    fn publish_response(&mut self, ticket: Ticket, len: usize) {
-        lane::publish_response(self.lane.slot(ticket.slot as usize).word(), ticket.call, len);
-        self.lane.demote(ticket.slot as usize);
-        self.unanswered -= 1;
-        self.lane.parker().notify();
     }
 }
 
@@ -474,7 +512,6 @@ impl Core {
     #[inline]
     fn poll(&mut self, mut should_check: impl FnMut(&ConnectedClient, u32) -> bool) -> usize {
         self.begin_round();
-        self.left_in_turn = self.queue_depth;
         self.round = self.round.wrapping_add(1);
         for index in &self.connected {
             let Some(client) = &mut self.clients[*index as usize].client else { continue };
@@ -499,6 +536,7 @@ impl Core {
         }
         self.ready.clear();
         self.turn = 0;
+        self.serving = NOBODY;
     }
 
     #[inline]
@@ -511,22 +549,35 @@ impl Core {
         self.found_requests |= found;
     }
 
+    /// Serves the next client that had a request in the last poll. False if there is none.
     #[inline]
-    fn next_turn(&mut self) {
-        self.turn += 1;
+    fn serve_next(&mut self) -> bool {
+        let Some(index) = self.ready.get(self.turn) else { return false };
+        self.serving = *index as usize;
         self.left_in_turn = self.queue_depth;
+        self.turn += 1;
+        true
     }
 
     #[inline]
-    fn reply(&mut self, ticket: Ticket, response: &[u8]) -> Result<(), ReplyError<Ticket>> {
+    fn reply<Resp: Message + ?Sized>(
+        &mut self,
+        ticket: Ticket,
+        response: &[u8],
+    ) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
             return Err(ReplyError::WrongServer(ticket));
         }
         let ClientEntry { key, client } = &mut self.clients[ticket.client.index() as usize];
-        match client {
-            Some(client) if *key == ticket.client => client.reply(ticket, response, self.response_limit),
-            _ => Err(ReplyError::ClientGone),
-        }
+        let ConnectedClient { lane, room, .. } = match client {
+            Some(client) if *key == ticket.client => client,
+            _ => return Err(ReplyError::ClientGone),
+        };
+        let ticket = check_len::<Resp>(response.len(), self.response_limit, ticket)?;
+        let slot = lane.slot(ticket.slot as usize);
+        slot.write(response);
+        publish_response(slot, room, ticket, response.len());
+        Ok(())
     }
 
     /// Adds and removes the clients that the watcher thread has admitted and removed.
@@ -543,7 +594,8 @@ impl Core {
             }
         }
         for (id, lane) in connected {
-            let client = ConnectedClient { id, lane, cursor: lane::Cursor::START, unanswered: 0, skip: 1 };
+            let (lane, room) = (ServedLane::new(lane), self.queue_depth as i32);
+            let client = ConnectedClient { id, lane, room, skip: 1 };
             let free = self.clients.iter().position(|entry| entry.client.is_none());
             let index = free.unwrap_or(self.clients.len());
             match self.clients.get_mut(index) {
@@ -565,6 +617,13 @@ impl Core {
         self.clients[index as usize].client = None;
         self.connected.retain(|connected| *connected != index);
         self.counters.disconnects += 1;
+    }
+
+    /// A request that was counted is invalid.
+    #[cold]
+    #[inline(never)]
+    fn forget_request(&mut self) {
+        self.counters.requests -= 1;
     }
 
     #[cold]

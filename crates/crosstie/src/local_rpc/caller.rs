@@ -111,24 +111,33 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         len: usize,
         token: Token,
     ) -> Result<(T::Reservation, StartedCall), CallError<Token>> {
+        // A message of fixed size was compared with the limit when the client connected. The table of a connection that failed is full.
+        let token = if self.transport.connection().is_closed()
+            || self.calls.is_full()
+            || Req::SIZE.is_none() && len > self.request_limit
+        {
+            self.check_can_call(len, token)?
+        } else {
+            token
+        };
+        let Some(reservation) = self.transport.reserve() else { return Err(CallError::RingFull(token)) };
+        Ok((reservation, self.calls.start_with_room(token)))
+    }
+
+    /// Hands the token back if a call with a request of `len` bytes can start now.
+    #[cold]
+    fn check_can_call(&mut self, len: usize, token: Token) -> Result<Token, CallError<Token>> {
         if let Err(cause) = self.check_connected() {
             return Err(CallError::Disconnected { token, cause });
         }
         let limit = self.request_limit;
-        // A message of fixed size was compared with the limit when the client connected.
-        if Req::SIZE.is_none() && len > limit {
+        if len > limit {
             return Err(CallError::TooLong { token, len, limit });
         }
-        if self.calls.is_full() {
-            if self.calls.has_blocking() {
-                self.release_answered_blocking();
-            }
-            if self.calls.is_full() {
-                return Err(CallError::Full(token));
-            }
+        if self.calls.is_full() && self.calls.has_blocking() {
+            self.release_answered_blocking();
         }
-        let Some(reservation) = self.transport.reserve() else { return Err(CallError::RingFull(token)) };
-        Ok((reservation, self.calls.start_with_room(token)))
+        if self.calls.is_full() { Err(CallError::Full(token)) } else { Ok(token) }
     }
 
     /// Passes the responses that have arrived to `each`, and returns their number. Never waits. An error is returned only
@@ -140,21 +149,47 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Token, &Resp)) -> Result<usize, Disconnected> {
         let most = self.calls.most_per_poll();
+        if most > 1 {
+            let expected = self.calls.expect();
+            if self.transport.has_response(expected.slot(), expected.call()) {
+                // Those behind the first response are likely to be there, too.
+                self.transport.prefetch_responses(expected.slot(), most);
+            }
+        }
         let mut count = 0;
-        // Those behind the first response are likely to be there, too.
-        let mut prefetch = if most > 1 { most } else { 0 };
-        while let Some((slot, call)) = self.calls.expected() {
-            if !self.deliver(slot, call, prefetch, &mut each)? {
-                if self.calls.note_miss() {
-                    count += self.scan(&mut each)?;
+        while count < most {
+            let expected = self.calls.expect();
+            let slot = expected.slot();
+            let response = self.transport.response(slot, expected.call(), Resp::SIZE);
+            let is_invalid = matches!(response, Some((len, _)) if Resp::SIZE.is_some_and(|size| len != size));
+            if is_invalid && expected.has_token() {
+                self.calls.close();
+                return Err(*self.failed.insert(Disconnected::InvalidResponse));
+            }
+            // The word of a slot that no call uses is the response to the last call that did.
+            if let Some((len, copy)) = response.filter(|_| !is_invalid)
+                && let Some(token) = expected.finish()
+            {
+                let len = Resp::SIZE.unwrap_or(len);
+                // Copied last: so the compiler knows that `each` reads what was just copied.
+                if !Resp::receive(&mut self.inbox, len, copy) {
+                    self.calls.restore(slot, token);
+                    self.calls.close();
+                    return Err(*self.failed.insert(Disconnected::InvalidResponse));
                 }
+                count += 1;
+                if let Some(response) = Resp::received(&self.inbox, len) {
+                    each(token, response);
+                }
+            } else if !self.calls.expect_other() {
                 break;
             }
-            count += 1;
-            if count == most {
-                break;
-            }
-            prefetch = 0;
+        }
+        if count > 0 {
+            self.calls.forget_misses();
+        }
+        if count < most && self.calls.note_miss() {
+            count += self.scan(&mut each)?;
         }
         if count == 0 && self.check_connected().is_err() {
             return self.poll_after_end(each);
@@ -221,7 +256,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         wait::wait_for(transport.parker(), self.wait_strategy, left, || {
             transport.connection().is_closed() || transport.has_response(started.slot, started.call)
         });
-        let Some((len, copy)) = transport.response(started.slot, started.call) else {
+        let Some((len, copy)) = transport.response(started.slot, started.call, Resp::SIZE) else {
             return Err(match timeout {
                 Some(after) if !self.transport.connection().is_closed() => {
                     CallError::TimedOut { token: (), after }
@@ -233,7 +268,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         self.calls.release_blocking(started.slot);
         match Resp::received(&self.inbox, len) {
             Some(response) if is_valid => Ok(read(response)),
-            _ => Err(disconnected(*self.failed.insert(Disconnected::InvalidResponse))),
+            _ => Err(disconnected(self.fail(Disconnected::InvalidResponse))),
         }
     }
 
@@ -301,8 +336,17 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
     /// Closes the connection, so that this client does not count towards the server's limit when it reconnects.
     fn close(&mut self) {
         // Responses may still arrive in slots that would be used again, so no further call is made.
-        self.failed.get_or_insert(Disconnected::ServerGone);
+        if self.failed.is_none() {
+            self.fail(Disconnected::ServerGone);
+        }
         self.transport.connection().close();
+    }
+
+    /// Ends the connection for this client. Returns the cause.
+    #[cold]
+    fn fail(&mut self, cause: Disconnected) -> Disconnected {
+        self.calls.close();
+        *self.failed.insert(cause)
     }
 
     #[inline]
@@ -314,22 +358,17 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         }
     }
 
-    /// Passes the response to a call to `each`, if it is there: copies it out of shared memory and validates it. Prefetches it and
-    /// those in the slots after it, `prefetch` together. Returns whether it is there.
-    #[inline(always)]
+    /// Passes the response to a call to `each`, if it is there: copies it out of shared memory and validates it. Returns whether it is
+    /// there.
     fn deliver(
         &mut self,
         slot: usize,
         call: CallNumber,
-        prefetch: usize,
         each: &mut impl FnMut(Token, &Resp),
     ) -> Result<bool, Disconnected> {
-        let Some((len, copy)) = self.transport.response(slot, call) else { return Ok(false) };
-        if prefetch > 0 {
-            self.transport.prefetch_responses(slot, prefetch);
-        }
+        let Some((len, copy)) = self.transport.response(slot, call, Resp::SIZE) else { return Ok(false) };
         if !Resp::receive(&mut self.inbox, len, copy) {
-            return Err(*self.failed.insert(Disconnected::InvalidResponse));
+            return Err(self.fail(Disconnected::InvalidResponse));
         }
         if let (Some(token), Some(response)) = (self.calls.finish(slot), Resp::received(&self.inbox, len)) {
             each(token, response);
@@ -344,7 +383,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         let mut count = 0;
         for slot in 0..CallTable::<Token>::slots_for(self.calls.limit()) {
             let Some(call) = self.calls.call_in(slot) else { continue };
-            count += usize::from(self.deliver(slot, call, 0, each)?);
+            count += usize::from(self.deliver(slot, call, each)?);
         }
         // Responses arrived, but not the expected one.
         if count > 0 && expected.is_some_and(|(slot, call)| self.calls.call_in(slot) == Some(call)) {

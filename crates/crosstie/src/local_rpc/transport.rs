@@ -36,12 +36,17 @@ pub trait Transport: Sized {
     #[inline(always)]
     fn demote_request(&self, _slot: usize) {}
     /// The response to this call, if it is there: its length, and a function that copies it out. The length is not validated:
-    /// any process that maps the memory may have written it.
-    fn response(&self, slot: usize, call: CallNumber) -> Option<(usize, impl FnOnce(&mut [u8]))>;
+    /// any process that maps the memory may have written it. `size`: the length of all valid responses, if they have the same.
+    fn response(
+        &self,
+        slot: usize,
+        call: CallNumber,
+        size: Option<usize>,
+    ) -> Option<(usize, impl FnOnce(&mut [u8]))>;
     /// Whether the response to this call is there.
     #[inline(always)]
     fn has_response(&self, slot: usize, call: CallNumber) -> bool {
-        self.response(slot, call).is_some()
+        self.response(slot, call, None).is_some()
     }
     /// Prefetches the response in this slot, which is there, and those in up to `count` slots from it, which the caller is
     /// about to read.

@@ -6,14 +6,15 @@
 //! slot if `limit` is 1, otherwise two in turn.
 //!
 //! The caller first checks the slot where the next response is *expected*: responses usually arrive in the order of the
-//! calls. If that response does not arrive, the caller scans all slots now and then.
+//! calls. If that response does not arrive, the caller scans all slots now and then. When a call ends, the slot of the call after it is
+//! expected; only a caller that finds no response there asks whether a call uses that slot at all.
 //!
 //! ```text
 //!   slot       0        1        2        3        4        here `limit` is 4: limit + 1 slots
 //!          +--------+--------+--------+--------+--------+
 //!          |  free  | call 7 | call 8 | call 9 |  free  |
 //!          +--------+--------+--------+--------+--------+
-//!                    ^ expected         ^ last   ^ next
+//!                    ^ expected                  ^ next
 //! ```
 //!
 //! A *blocking* call has no token: its caller waits for that one slot and takes the response itself, or has given up after
@@ -80,20 +81,23 @@ impl<T> Entry<T> {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct CallTable<T> {
+    /// As many as [`slots_for`](Self::slots_for) says. `next`, `expected` and the `next` of every entry are slots of entries: unchecked
+    /// accesses rely on that, also those to the lanes that the table is for.
     entries: Box<[Entry<T>]>,
     /// The slot of the next call. It is free, unless the table has only one slot.
     next: usize,
-    /// The slot of the last call.
-    last: usize,
     /// The number of the next call.
     call: CallNumber,
-    /// The slot where the next response is expected; `next` if no call is in flight.
+    /// The slot where the next response is expected, if a call with a token uses it.
     expected: usize,
     /// Calls with a token.
     in_flight: usize,
     limit: usize,
     // Not beside `in_flight`: the compiler would load both at once, and the load would wait for the store of one.
     blocking: usize,
+    /// Most calls with a token: those that blocking calls leave, or none when the table was [closed](Self::close).
+    most_in_flight: usize,
+    closed: bool,
     /// Whether the processor can [demote](Self::slot_to_demote) cache lines.
     demotes: bool,
     /// Checks of the expected slot without success, since a call finished.
@@ -119,12 +123,13 @@ impl<T> CallTable<T> {
         CallTable {
             entries: core::iter::repeat_with(entry).take(Self::slots_for(limit)).collect(),
             next: 0,
-            last: Self::slots_for(limit) - 1,
             call: CallNumber::FIRST,
             expected: 0,
             in_flight: 0,
             limit,
             blocking: 0,
+            most_in_flight: limit,
+            closed: false,
             demotes: prefetch::can_demote(),
             misses: 0,
         }
@@ -153,21 +158,20 @@ impl<T> CallTable<T> {
         self.limit
     }
 
-    #[inline]
-    fn slot_after(&self, slot: usize) -> usize {
-        if slot + 1 == self.entries.len() { 0 } else { slot + 1 }
-    }
-
-    /// Slots in use.
-    #[inline]
-    fn used(&self) -> usize {
-        self.in_flight + self.blocking
-    }
-
     /// Whether no further call can start.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.used() >= self.limit
+        self.in_flight >= self.most_in_flight
+    }
+
+    /// Lets no further call start: from now on the table is full.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        self.count_room();
+    }
+
+    fn count_room(&mut self) {
+        self.most_in_flight = if self.closed { 0 } else { self.limit - self.blocking };
     }
 
     /// Whether blocking calls use slots.
@@ -190,6 +194,9 @@ impl<T> CallTable<T> {
     #[inline(always)]
     pub(crate) fn start_with_room(&mut self, token: T) -> StartedCall {
         debug_assert!(!self.is_full());
+        if self.in_flight == 0 {
+            self.expected = self.next;
+        }
         let started = self.take_slot(UsedBy::Call(token));
         self.in_flight += 1;
         started
@@ -203,31 +210,33 @@ impl<T> CallTable<T> {
         }
         let started = self.take_slot(UsedBy::Blocking);
         self.blocking += 1;
-        if self.in_flight == 0 {
-            self.expected = self.next;
-        }
+        self.count_room();
         Some(started)
     }
 
     /// Takes the next slot for a call, and chooses the slot after it.
     #[inline(always)]
     fn take_slot(&mut self, used_by: UsedBy<T>) -> StartedCall {
-        let (slot, call) = (self.next, self.call);
-        let next = if self.used() == 0 {
-            // No other call is in flight. Go back to the slot of the previous call: a caller with one call at a time then
-            // alternates between two slots, whose cache lines are in its cache. (With `limit` 1, both are the only slot.)
-            self.last
+        let (slot, call, entries) = (self.next, self.call, &mut *self.entries);
+        let next = if self.in_flight == 0 && self.blocking == 0 {
+            // No other call is in flight. Alternate between two slots: with one call at a time their cache lines are in the cache. (With
+            // `limit` 1, both are the only slot.)
+            let pair = slot ^ 1;
+            if pair < entries.len() { pair } else { 0 }
         } else {
-            self.first_after(slot, Entry::is_free)
+            match entries.get(slot + 1) {
+                Some(entry) if entry.is_free() => slot + 1,
+                _ => search_after(entries, slot, Entry::is_free),
+            }
         };
-        let entry = &mut self.entries[slot];
+        // SAFETY: `next` is the slot of an entry.
+        let entry = unsafe { entries.get_unchecked_mut(slot) };
         let previous = entry.call;
         // Of a slot that is free there is nothing to drop. The compiler does not know.
         core::mem::forget(core::mem::replace(&mut entry.used_by, used_by));
         // There are fewer than `MAX_SLOTS`.
         (entry.call, entry.next) = (call, next as u32);
         self.call = call.next();
-        self.last = slot;
         self.next = next;
         StartedCall { slot, next, call, previous }
     }
@@ -254,22 +263,6 @@ impl<T> CallTable<T> {
         }
     }
 
-    /// The first slot after this one whose entry is `wanted`. There must be one.
-    #[inline]
-    fn first_after(&self, slot: usize, wanted: impl Fn(&Entry<T>) -> bool) -> usize {
-        let next = self.slot_after(slot);
-        if wanted(&self.entries[next]) { next } else { self.search_after(next, wanted) }
-    }
-
-    #[cold]
-    fn search_after(&self, slot: usize, wanted: impl Fn(&Entry<T>) -> bool) -> usize {
-        let mut next = self.slot_after(slot);
-        while !wanted(&self.entries[next]) && next != slot {
-            next = self.slot_after(next);
-        }
-        next
-    }
-
     /// The number of the call with a token that uses a slot.
     #[inline]
     pub(crate) fn call_in(&self, slot: usize) -> Option<CallNumber> {
@@ -280,30 +273,50 @@ impl<T> CallTable<T> {
     /// The call whose response is expected next.
     #[inline]
     pub(crate) fn expected(&self) -> Option<(usize, CallNumber)> {
-        (self.in_flight > 0).then(|| (self.expected, self.entries[self.expected].call))
+        if self.in_flight == 0 {
+            return None;
+        }
+        let entry = &self.entries[self.expected];
+        if entry.has_token() {
+            return Some((self.expected, entry.call));
+        }
+        let slot = search_after(&self.entries, self.expected, Entry::has_token);
+        Some((slot, self.entries[slot].call))
+    }
+
+    /// The slot in which the next response is expected. There need not be a call in it.
+    #[inline(always)]
+    pub(crate) fn expect(&mut self) -> ExpectedCall<'_, T> {
+        let CallTable { entries, expected, in_flight, .. } = self;
+        // SAFETY: `expected` is the slot of an entry.
+        let entry = unsafe { entries.get_unchecked_mut(*expected) };
+        ExpectedCall { slot: *expected, entry, expected, in_flight }
+    }
+
+    /// To be called when the response that [`expect`](Self::expect) stands for is not there. Returns whether another one is expected now,
+    /// because no call used that slot.
+    #[inline]
+    pub(crate) fn expect_other(&mut self) -> bool {
+        self.in_flight > 0 && !self.entries[self.expected].has_token() && {
+            self.expected = search_after(&self.entries, self.expected, Entry::has_token);
+            true
+        }
     }
 
     /// Finishes the call in a slot: frees the slot, and returns the token.
     #[inline]
     pub(crate) fn finish(&mut self, slot: usize) -> Option<T> {
-        let entry = &mut self.entries[slot];
-        if !entry.has_token() {
-            return None;
-        }
-        let next = entry.next as usize;
-        let UsedBy::Call(token) = core::mem::replace(&mut entry.used_by, UsedBy::Nothing) else {
-            return None;
-        };
-        self.in_flight -= 1;
-        self.misses = 0;
-        self.expected = if self.entries[next].has_token() {
-            next
-        } else if self.in_flight == 0 {
-            self.next
-        } else {
-            self.search_after(next, Entry::has_token)
-        };
-        Some(token)
+        let CallTable { entries, expected, in_flight, .. } = self;
+        ExpectedCall { slot, entry: &mut entries[slot], expected, in_flight }.finish()
+    }
+
+    /// Takes back that a call was finished: it is in flight again, and its response is expected next. To be called before the next call
+    /// starts.
+    #[cold]
+    pub(crate) fn restore(&mut self, slot: usize, token: T) {
+        self.entries[slot].used_by = UsedBy::Call(token);
+        self.in_flight += 1;
+        self.expected = slot;
     }
 
     /// Releases the slots of blocking calls whose responses have arrived.
@@ -334,7 +347,14 @@ impl<T> CallTable<T> {
         if self.is_blocking(slot) {
             self.entries[slot].used_by = UsedBy::Nothing;
             self.blocking -= 1;
+            self.count_room();
         }
+    }
+
+    /// Forgets the checks that did not find the expected response. To be called when responses have arrived.
+    #[inline]
+    pub(crate) fn forget_misses(&mut self) {
+        self.misses = 0;
     }
 
     /// Counts a check that did not find the expected response. Returns whether to scan all slots now.
@@ -378,6 +398,53 @@ impl<T> CallTable<T> {
                 each(token);
             }
         }
+    }
+}
+
+/// The first slot after this one whose entry is `wanted`, or this one if there is none.
+#[cold]
+fn search_after<T>(entries: &[Entry<T>], slot: usize, wanted: impl Fn(&Entry<T>) -> bool) -> usize {
+    (slot + 1..entries.len()).chain(0..slot).find(|slot| wanted(&entries[*slot])).unwrap_or(slot)
+}
+
+/// The slot in which the next response is expected, see [`CallTable::expect`].
+pub(crate) struct ExpectedCall<'t, T> {
+    slot: usize,
+    entry: &'t mut Entry<T>,
+    expected: &'t mut usize,
+    in_flight: &'t mut usize,
+}
+
+impl<T> ExpectedCall<'_, T> {
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> usize {
+        self.slot
+    }
+
+    /// The call that uses the slot, or used it last.
+    #[inline(always)]
+    pub(crate) fn call(&self) -> CallNumber {
+        self.entry.call
+    }
+
+    /// Whether a call with a token uses the slot.
+    #[inline(always)]
+    pub(crate) fn has_token(&self) -> bool {
+        self.entry.has_token()
+    }
+
+    /// Finishes the call: frees the slot, and returns the token. None if there is no call with a token.
+    #[inline(always)]
+    pub(crate) fn finish(self) -> Option<T> {
+        if !self.entry.has_token() {
+            return None;
+        }
+        let UsedBy::Call(token) = core::mem::replace(&mut self.entry.used_by, UsedBy::Nothing) else {
+            return None;
+        };
+        *self.in_flight -= 1;
+        *self.expected = self.entry.next as usize;
+        Some(token)
     }
 }
 

@@ -16,7 +16,7 @@
 //! **Promise.** After one side has published a slot, only the other side touches its payload, until that side publishes
 //! it in turn. A side that finds in the word that it owns the slot sees the whole payload.
 
-use core::sync::atomic::Ordering::{self, Acquire, Release};
+use core::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
 use crosstie_protocol::lane::{self, CallNumber, RequestHeader};
 
@@ -26,20 +26,13 @@ use super::call_table::StartedCall;
 /// Passes a slot with a request of `len` bytes to the callee.
 #[inline]
 pub(crate) fn publish_request<W: Word>(word: &W, started: StartedCall, len: usize) {
-    // Release, partner: the Acquire load in `parse_request`.
+    // Release, partner: the Acquire load in `Cursor::take`.
     publish_request_ordered(word, started, len, Release);
 }
 
 #[inline]
 fn publish_request_ordered<W: Word>(word: &W, started: StartedCall, len: usize, order: Ordering) {
     word.store(lane::request_word(started.call, RequestHeader { len, next: started.next }), order);
-}
-
-/// The header of the request of this call, if the request is there.
-#[inline]
-pub(crate) fn parse_request<W: Word>(word: &W, call: CallNumber) -> Option<RequestHeader> {
-    // Acquire, partner: the Release store in `publish_request`.
-    lane::parse_request(word.load(Acquire), call)
 }
 
 /// Passes a slot with a response of `len` bytes back to the caller.
@@ -54,40 +47,182 @@ fn publish_response_ordered<W: Word>(word: &W, call: CallNumber, len: usize, ord
     word.store(lane::response_word(call, len), order);
 }
 
-/// The length of the response to this call, if the response is there.
-#[inline]
-pub(crate) fn response_len<W: Word>(word: &W, call: CallNumber) -> Option<usize> {
+/// The length of the response to this call, if the response is there. `size`: the length of all responses, if they have the same.
+#[inline(always)]
+pub(crate) fn response_len<W: Word>(word: &W, call: CallNumber, size: Option<usize>) -> Option<usize> {
     // Acquire, partner: the Release store in `publish_response`.
-    lane::parse_response(word.load(Acquire), call)
+    let word = word.load(Acquire);
+    match size {
+        // One comparison for the call and the length.
+        Some(size) if word == lane::response_word(call, size) => Some(size),
+        _ => lane::parse_response(word, call),
+    }
 }
 
-/// The slot and the number of the next request of a lane, as the callee expects them.
+/// Whether the response to this call is there, and has this length.
+#[inline(always)]
+pub(crate) fn is_response<W: Word>(word: &W, call: CallNumber, len: usize) -> bool {
+    // Acquire, partner: the Release store in `publish_response`.
+    word.load(Acquire) == lane::response_word(call, len)
+}
+
+/// Where the next request of a lane is, as the callee expects it.
 #[derive(Debug)]
 pub(crate) struct Cursor {
-    pub(crate) slot: usize,
-    pub(crate) call: CallNumber,
+    /// Less than `slots`.
+    slot: usize,
+    slots: usize,
+    /// The word of the request if it has no bytes, and the next slot is the one after this one: so it nearly always is. The length of such
+    /// a request is what its word has in excess of this one.
+    word: u64,
+    /// How many requests may be taken by going on to the slot after each, before the slots or the numbers of the calls start over. May become
+    /// -1.
+    steps: i32,
+}
+
+/// What is in the slot of the next request.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// The request is not there yet.
+    Nothing,
+    /// The request. The length is not validated: a peer wrote it.
+    Request { slot: usize, call: CallNumber, len: usize },
+    /// A request of a wrong length, or one that names a slot that does not exist as the next one.
+    Invalid,
 }
 
 impl Cursor {
-    pub(crate) const START: Cursor = Cursor { slot: 0, call: CallNumber::FIRST };
-
-    /// Moves on to the slot that a request names as the next one. False if the caller names a slot that does not exist.
-    #[inline]
-    pub(crate) fn advance(&mut self, next: usize, slots: usize) -> bool {
-        // The next slot is nearly always the one after this one. This is a branch on that guess, not a use of the value that
-        // was read from the slot, so the processor can fetch the next slots before this one has arrived.
-        self.slot = if self.slot + 1 == slots { 0 } else { self.slot + 1 };
-        if next != self.slot {
-            self.jump(next);
-        }
-        self.call = self.call.next();
-        self.slot < slots
+    /// The cursor of a lane with this many slots, at least one.
+    pub(crate) const fn new(slots: usize) -> Cursor {
+        assert!(slots > 0);
+        Cursor::at(0, slots, CallNumber::FIRST)
     }
 
-    #[cold]
+    const fn at(slot: usize, slots: usize, call: CallNumber) -> Cursor {
+        let next = if slot + 1 == slots { 0 } else { slot + 1 };
+        let word = lane::request_word(call, RequestHeader { len: 0, next });
+        let calls_left = ((u32::MAX - call.doubled()) / 2) as usize;
+        let slots_left = (slots - slot).saturating_sub(2);
+        let steps = if slots_left < calls_left { slots_left } else { calls_left };
+        Cursor { slot, slots, word, steps: steps as i32 }
+    }
+
+    /// The slot of the next request. Less than the number of slots.
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> usize {
+        self.slot
+    }
+
+    /// Whether the next request is there. `word` is the word of its slot.
+    #[inline(always)]
+    pub(crate) fn is_at<W: Word>(&self, word: &W) -> bool {
+        // Relaxed: the request itself is read by whoever takes it.
+        (word.load(Relaxed) ^ self.word) >> CALL_AT == 0
+    }
+
+    /// Takes the next request, if it is there, and moves on to the slot that it names as the next one. `word` is the word of its slot;
+    /// `size` is the length of all requests, if they have the same.
+    // Inlined: the result is never stored.
+    #[inline(always)]
+    pub(crate) fn take<W: Word>(&mut self, word: &W, size: Option<usize>) -> Next {
+        let (slot, expected) = (self.slot, self.word);
+        let call = lane::request_call(expected);
+        // Acquire, partner: the Release store in `publish_request`.
+        let word = word.load(Acquire);
+        let len = word.wrapping_sub(expected) as usize;
+        // This is a branch on a guess, not a use of the value that was read from the slot, so the processor can fetch the next slots before
+        // this one has arrived.
+        if size.map_or(len <= lane::MAX_LEN, |size| len == size) {
+            self.steps -= 1;
+            if self.steps >= 0 {
+                self.slot = slot + 1;
+                self.word = expected + TO_NEXT;
+                return Next::Request { slot, call, len };
+            }
+        }
+        let Some(RequestHeader { len, next }) = lane::parse_request(word, call) else { return Next::Nothing };
+        if size.is_some_and(|size| len != size) || !self.jump(next, call.next()) {
+            return Next::Invalid;
+        }
+        Next::Request { slot, call, len }
+    }
+
+    /// Moves on to a call in a slot. False if the slot does not exist.
     #[inline(never)]
-    fn jump(&mut self, next: usize) {
-        self.slot = next;
+    fn jump(&mut self, slot: usize, call: CallNumber) -> bool {
+        if slot >= self.slots {
+            return false;
+        }
+        *self = Cursor::at(slot, self.slots, call);
+        true
+    }
+}
+
+/// Where the number of the call begins in a word; below it is a bit that tells requests from responses.
+const CALL_AT: u32 = 32;
+/// The difference between the words of two requests in neighbouring slots, of which neither is the last one.
+const TO_NEXT: u64 = lane::request_word(CallNumber::FIRST.next(), RequestHeader { len: 0, next: 1 })
+    - lane::request_word(CallNumber::FIRST, RequestHeader { len: 0, next: 0 });
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use core::sync::atomic::AtomicU64;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Any sequence of slots and lengths, also of slots that do not exist, from any number on.
+        #[test]
+        fn requests_are_taken_in_the_order_in_which_they_name_each_other(
+            slots in 1usize..6,
+            first in prop_oneof![Just(0u32), (u32::MAX >> 1) - 20..u32::MAX >> 1],
+            size in prop::option::of(0usize..4),
+            steps in prop::collection::vec((prop::option::weighted(0.3, 0usize..7), 0usize..4), 0..40),
+        ) {
+            let mut call = CallNumber::FIRST.after(first);
+            let mut slot = 0;
+            let mut cursor = Cursor::at(slot, slots, call);
+            for (next, len) in steps {
+                let next = next.unwrap_or((slot + 1) % slots);
+                for other in [0, lane::response_word(call, len), lane::request_word(call.next(), RequestHeader { len, next })] {
+                    let word = AtomicU64::new(other);
+                    prop_assert!(!cursor.is_at(&word));
+                    prop_assert!(matches!(cursor.take(&word, size), Next::Nothing));
+                }
+                let word = AtomicU64::new(lane::request_word(call, RequestHeader { len, next }));
+                prop_assert!(cursor.is_at(&word));
+                match cursor.take(&word, size) {
+                    Next::Request { slot: at, call: number, len: length } => {
+                        prop_assert_eq!((at, number, length), (slot, call, len));
+                        prop_assert!(next < slots && size.is_none_or(|size| len == size));
+                    }
+                    Next::Invalid => {
+                        prop_assert!(next >= slots || size.is_some_and(|size| len != size));
+                        break;
+                    }
+                    Next::Nothing => prop_assert!(false, "the request is there"),
+                }
+                (slot, call) = (next, call.next());
+                prop_assert_eq!(cursor.slot(), slot);
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_of_calls_wrap_around() {
+        let last = CallNumber::FIRST.after((u32::MAX >> 1) - 1);
+        assert_eq!(last.next(), CallNumber::FIRST);
+        let mut cursor = Cursor::at(0, 9, last);
+        for (slot, call) in [last, CallNumber::FIRST, CallNumber::FIRST.next()].into_iter().enumerate() {
+            let word = AtomicU64::new(lane::request_word(call, RequestHeader { len: 5, next: slot + 1 }));
+            let taken = cursor.take(&word, Some(5));
+            assert!(
+                matches!(taken, Next::Request { slot: at, call: number, len: 5 } if (at, number) == (slot, call)),
+                "{taken:?}"
+            );
+        }
     }
 }
 
@@ -129,18 +264,18 @@ mod loom_tests {
             let callee = thread::spawn({
                 let lane = lane.clone();
                 move || {
-                    let mut cursor = Cursor::START;
+                    let mut cursor = Cursor::new(lane.len());
                     let mut unanswered = Vec::new();
                     for _ in 0..calls {
-                        let request = loop {
-                            match parse_request(&lane[cursor.slot].word, cursor.call) {
-                                Some(request) => break request,
-                                None if unanswered.is_empty() => thread::yield_now(),
-                                None => reply(&lane, unanswered.pop().unwrap(), response_order),
+                        let (slot, call) = loop {
+                            match cursor.take(&lane[cursor.slot()].word, Some(8)) {
+                                Next::Request { slot, call, .. } => break (slot, call),
+                                Next::Invalid => panic!("there is no such slot"),
+                                Next::Nothing if unanswered.is_empty() => thread::yield_now(),
+                                Next::Nothing => reply(&lane, unanswered.pop().unwrap(), response_order),
                             }
                         };
-                        unanswered.push((cursor.slot, cursor.call, lane[cursor.slot].get()));
-                        assert!(cursor.advance(request.next, lane.len()));
+                        unanswered.push((slot, call, lane[slot].get()));
                         if unanswered.len() == LIMIT {
                             reply(&lane, unanswered.pop().unwrap(), response_order);
                         }
@@ -161,8 +296,9 @@ mod loom_tests {
                     made += 1;
                     continue;
                 }
-                let arrived =
-                    table.iter().find(|(slot, call)| response_len(&lane[*slot].word, *call).is_some());
+                let arrived = table
+                    .iter()
+                    .find(|(slot, call)| response_len(&lane[*slot].word, *call, Some(8)).is_some());
                 match arrived {
                     Some((slot, _)) => {
                         let value = lane[slot].get();

@@ -54,11 +54,12 @@ impl<W: Word> StalledSlots<W> {
     #[inline(always)]
     pub(crate) fn contains(&self, position: u64, depth: u64) -> bool {
         // Acquire, partner: the Release stores in `publish`.
-        self.count.load(Acquire) != 0 && self.lists(position % depth)
+        self.count.load(Acquire) != 0 && self.lists(position, depth)
     }
 
     #[cold]
-    fn lists(&self, slot: u64) -> bool {
+    fn lists(&self, position: u64, depth: u64) -> bool {
+        let slot = position % depth;
         // Acquire, partner: as above.
         self.slots.iter().any(|listed| listed.load(Acquire) == slot + 1)
     }

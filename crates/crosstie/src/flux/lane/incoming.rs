@@ -8,7 +8,7 @@ use super::node_state::NodeState;
 use super::slot::{EMPTY, FULL, Slots};
 use super::sync::Arc;
 use crate::memory::prefetch;
-use crate::ring::lane::{self, Cursor};
+use crate::ring::lane::{self, Cursor, Next};
 use crate::wait::{self, WaitStrategy};
 
 /// Pauses of the processor after the last request of a burst. Checking again at once would take the cache line away from
@@ -41,8 +41,10 @@ impl Ticket {
 /// The callee's end of one lane.
 pub(super) struct IncomingLane<Req, Resp> {
     pub(super) slots: Slots<Req, Resp>,
+    pub(super) caller: Arc<NodeState>,
+    /// Of a lane with this many slots.
     pub(super) cursor: Cursor,
-    /// By slot: a request was received from it and not replied to.
+    /// By slot, as many as `slots`: a request was received from it and not replied to.
     pub(super) unanswered: Box<[bool]>,
     /// Unique in the process: tells the tickets of this lane from those of others.
     pub(super) key: u64,
@@ -51,20 +53,19 @@ pub(super) struct IncomingLane<Req, Resp> {
 impl<Req, Resp> IncomingLane<Req, Resp> {
     #[inline(always)]
     fn has_request(&self) -> bool {
-        lane::parse_request(&self.slots[self.cursor.slot].word, self.cursor.call).is_some()
+        self.cursor.is_at(&self.slots[self.cursor.slot()].word)
     }
 
     #[inline(always)]
     fn receive(&mut self, from: usize) -> Option<(usize, Req, Ticket)> {
-        let Cursor { slot, call } = self.cursor;
-        let entry = &self.slots[slot];
-        let header = lane::parse_request(&entry.word, call)?;
-        self.unanswered[slot] = true;
+        // SAFETY: the cursor is at a slot that exists.
+        let entry = unsafe { self.slots.get_unchecked(self.cursor.slot()) };
+        let Next::Request { slot, call, .. } = self.cursor.take(&entry.word, Some(FULL)) else { return None };
+        // SAFETY: the cursor was at this slot, and there are as many marks as slots.
+        unsafe { *self.unanswered.get_unchecked_mut(slot) = true };
         // SAFETY: the word says that the request is there. It was not received before, because the cursor passes every call
         // once.
         let request = unsafe { entry.take_request() };
-        let valid = self.cursor.advance(header.next, self.slots.len());
-        debug_assert!(valid, "callers of this process name slots that exist");
         Some((from, request, Ticket { key: self.key, from: from as u32, slot: slot as u32, call }))
     }
 }
@@ -73,12 +74,14 @@ impl<Req, Resp> IncomingLane<Req, Resp> {
 pub(in super::super) struct IncomingLanes<Req, Resp> {
     /// By caller.
     pub(super) lanes: Box<[IncomingLane<Req, Resp>]>,
-    pub(super) node_states: Arc<[NodeState]>,
+    pub(super) node_states: Box<[Arc<NodeState>]>,
     pub(super) own_id: usize,
     /// The lane that was received from last.
     pub(super) current: usize,
-    /// Requests received from it in a row; 0 after a check found no request.
-    pub(super) burst: u32,
+    /// Requests that may still be received from it in a row; 0 after a check found no request.
+    pub(super) left_in_burst: u32,
+    /// Whether requests were received since the last check that found none.
+    pub(super) found_requests: bool,
     /// Departures of nodes that have been handled.
     pub(super) handled_departures: u32,
 }
@@ -93,10 +96,10 @@ pub(in super::super) enum ReplyRefusal {
 impl<Req, Resp> IncomingLanes<Req, Resp> {
     #[inline(always)]
     pub(in super::super) fn receive(&mut self) -> Option<(usize, Req, Ticket)> {
-        if (1..MAX_BURST).contains(&self.burst)
+        if self.left_in_burst > 0
             && let Some(received) = self.lanes[self.current].receive(self.current)
         {
-            self.burst += 1;
+            self.left_in_burst -= 1;
             return Some(received);
         }
         self.receive_from_others()
@@ -106,16 +109,17 @@ impl<Req, Resp> IncomingLanes<Req, Resp> {
     fn receive_from_others(&mut self) -> Option<(usize, Req, Ticket)> {
         // A lane whose burst is over is checked last; a lane that was just found empty is not checked again.
         let lanes = self.lanes.len();
-        let checks = lanes - usize::from((1..MAX_BURST).contains(&self.burst));
+        let checks = lanes - usize::from(self.left_in_burst > 0);
         for _ in 0..checks {
             self.current = if self.current + 1 < lanes { self.current + 1 } else { 0 };
             if let Some(received) = self.lanes[self.current].receive(self.current) {
-                self.burst = 1;
+                self.left_in_burst = MAX_BURST - 1;
+                self.found_requests = true;
                 return Some(received);
             }
         }
-        if self.burst > 0 {
-            self.burst = 0;
+        self.left_in_burst = 0;
+        if core::mem::take(&mut self.found_requests) {
             for _ in 0..PAUSES_AFTER_BURST {
                 core::hint::spin_loop();
             }
@@ -134,13 +138,14 @@ impl<Req, Resp> IncomingLanes<Req, Resp> {
             Some(lane) if lane.key == ticket.key => lane,
             _ => return Err((ReplyRefusal::WrongNode(ticket), response)),
         };
-        let caller = &self.node_states[from];
-        if caller.is_gone() {
+        if lane.caller.is_gone() {
             return Err((ReplyRefusal::Gone, response));
         }
         let slot = ticket.slot as usize;
-        let entry = &lane.slots[slot];
-        lane.unanswered[slot] = false;
+        // SAFETY: the ticket has the key of this lane, so its call was received from a slot of it.
+        let entry = unsafe { lane.slots.get_unchecked(slot) };
+        // SAFETY: there are as many marks as slots.
+        unsafe { *lane.unanswered.get_unchecked_mut(slot) = false };
         // SAFETY: the ticket has the key of this lane, so its call was received from the slot. There is one ticket for each
         // call, and it is consumed here, so there was no reply yet: the slot holds nothing, and we own it.
         unsafe { entry.put_response(response) };
@@ -150,7 +155,7 @@ impl<Req, Resp> IncomingLanes<Req, Resp> {
         if lane.slots.len() > 1 {
             prefetch::demote(&raw const entry.word);
         }
-        caller.parker.notify();
+        lane.caller.parker.notify();
         Ok(())
     }
 

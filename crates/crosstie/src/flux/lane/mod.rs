@@ -37,19 +37,21 @@ pub(super) fn create_lanes<Req, Resp, Token>(
     capacity: usize,
     first_key: u64,
 ) -> Vec<NodeLanes<Req, Resp, Token>> {
-    let node_states: Arc<[NodeState]> = sync::collect((0..nodes).map(|_| NodeState::default()));
+    let node_states: Vec<Arc<NodeState>> = (0..nodes).map(|_| Arc::new(NodeState::default())).collect();
+    // As many as a call table and a cursor have: the ends of a lane rely on that.
     let slots = CallTable::<Token>::slots_for(capacity);
     let lanes: Vec<Slots<Req, Resp>> =
         (0..nodes * nodes).map(|_| sync::collect((0..slots).map(|_| Slot::new()))).collect();
     let outgoing = |from: usize, to: usize| OutgoingLane {
         slots: lanes[from * nodes + to].clone(),
         calls: CallTable::new(capacity),
-        node_states: node_states.clone(),
+        callee: node_states[to].clone(),
         target: to,
     };
     let incoming = |from: usize, to: usize| IncomingLane {
         slots: lanes[from * nodes + to].clone(),
-        cursor: Cursor::START,
+        caller: node_states[from].clone(),
+        cursor: Cursor::new(slots),
         unanswered: vec![false; slots].into(),
         key: first_key + (from * nodes + to) as u64,
     };
@@ -57,10 +59,11 @@ pub(super) fn create_lanes<Req, Resp, Token>(
         let callers = (0..nodes).map(|target| outgoing(node, target)).collect();
         let callees = IncomingLanes {
             lanes: (0..nodes).map(|from| incoming(from, node)).collect(),
-            node_states: node_states.clone(),
+            node_states: node_states.clone().into(),
             own_id: node,
             current: 0,
-            burst: 0,
+            left_in_burst: 0,
+            found_requests: false,
             handled_departures: 0,
         };
         (callers, callees)

@@ -18,8 +18,9 @@ const MAX_PREFETCH: usize = 16;
 /// The caller's end of a lane.
 pub(in super::super) struct OutgoingLane<Req, Resp, Token> {
     pub(super) slots: Slots<Req, Resp>,
+    /// A table of as many slots as the lane has.
     pub(super) calls: CallTable<Token>,
-    pub(super) node_states: Arc<[NodeState]>,
+    pub(super) callee: Arc<NodeState>,
     pub(super) target: usize,
 }
 
@@ -36,22 +37,22 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
         request: Req,
         token: Token,
     ) -> Result<(), (CallRefusal, Req, Token)> {
-        let target = &self.node_states[self.target];
-        if target.is_gone() {
+        if self.callee.is_gone() {
             return Err((CallRefusal::Gone, request, token));
         }
         let started = match self.calls.start(token) {
             Ok(started) => started,
             Err(token) => return Err((CallRefusal::Full, request, token)),
         };
-        let slot = &self.slots[started.slot];
+        // SAFETY: the table has as many slots as the lane.
+        let slot = unsafe { self.slots.get_unchecked(started.slot) };
         // SAFETY: the call table had the slot as free: it was never used, or the response of its last call was taken.
         unsafe { slot.put_request(request) };
         lane::publish_request(&slot.word, started, FULL);
         if let Some(slot) = self.calls.slot_to_demote(started.slot) {
             prefetch::demote(self.slots.as_ptr().wrapping_add(slot));
         }
-        target.parker.notify();
+        self.callee.parker.notify();
         Ok(())
     }
 
@@ -67,10 +68,9 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
     }
 
     /// Takes the response of a call that is in the call table, if the response is there.
-    #[inline(always)]
     fn take(&mut self, slot: usize, call: CallNumber) -> Option<(Token, Resp)> {
         let entry = &self.slots[slot];
-        if lane::response_len(&entry.word, call) != Some(FULL) {
+        if !lane::is_response(&entry.word, call, FULL) {
             return None;
         }
         let token = self.calls.finish(slot)?;
@@ -83,31 +83,46 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
     /// order.
     #[inline(always)]
     pub(in super::super) fn take_expected(&mut self) -> Option<(Token, Resp)> {
-        let (slot, call) = self.calls.expected()?;
-        self.take(slot, call)
-    }
-
-    /// Prefetches the cache lines of the next slots for writing. The caller is about to read them and soon after to write
-    /// them: one request to the callee's core instead of two.
-    #[inline(always)]
-    pub(in super::super) fn prefetch(&self, count: usize) {
-        let Some((slot, _)) = self.calls.expected() else { return };
-        let slots = self.slots.as_ptr_range();
-        let mut at = slots.start.wrapping_add(slot);
-        for _ in 0..count.min(MAX_PREFETCH) {
-            prefetch::for_write(at);
-            at = at.wrapping_add(1);
-            if at == slots.end {
-                at = slots.start;
+        loop {
+            let expected = self.calls.expect();
+            // SAFETY: the table has as many slots as the lane.
+            let entry = unsafe { self.slots.get_unchecked(expected.slot()) };
+            // The word of a slot that no call uses is the response to the last call that did.
+            if lane::is_response(&entry.word, expected.call(), FULL)
+                && let Some(token) = expected.finish()
+            {
+                // SAFETY: as in `take`.
+                return Some((token, unsafe { entry.take_response() }));
+            }
+            if !self.calls.expect_other() {
+                return None;
             }
         }
     }
 
-    /// To be called when [`take_expected`](Self::take_expected) returned None. Returns whether to call
-    /// [`take_out_of_order`](Self::take_out_of_order) now.
+    /// If the response that is expected next is there, prefetches the cache lines of that slot and those after it for writing. The caller
+    /// is about to read them and soon after to write them: one request to the callee's core instead of two.
     #[inline(always)]
-    pub(in super::super) fn note_miss(&mut self) -> bool {
-        self.calls.note_miss()
+    pub(in super::super) fn prefetch(&mut self, count: usize) {
+        let expected = self.calls.expect();
+        let (slot, count) = (expected.slot(), count.min(MAX_PREFETCH));
+        if !lane::is_response(&self.slots[slot].word, expected.call(), FULL) {
+            return;
+        }
+        let (to_end, from_start) = (self.slots[slot..].iter(), self.slots[..slot].iter());
+        let left = count.saturating_sub(to_end.len());
+        to_end.take(count).for_each(|slot| prefetch::for_write(slot));
+        from_start.take(left).for_each(|slot| prefetch::for_write(slot));
+    }
+
+    /// To be called when [`take_expected`](Self::take_expected) returned None, or as often as its caller wanted; `found` says whether it
+    /// returned any response before. Returns whether to call [`take_out_of_order`](Self::take_out_of_order) now.
+    #[inline(always)]
+    pub(in super::super) fn note_end(&mut self, found: bool, missed: bool) -> bool {
+        if found {
+            self.calls.forget_misses();
+        }
+        missed && self.calls.note_miss()
     }
 
     /// Takes the responses that came out of order.
@@ -138,18 +153,18 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
 
     #[inline]
     fn has_response(&self, slot: usize, call: CallNumber) -> bool {
-        lane::response_len(&self.slots[slot].word, call) == Some(FULL)
+        lane::is_response(&self.slots[slot].word, call, FULL)
     }
 
     /// If the callee has left: ends the calls that it will not reply to. Responses that are there stay there.
     pub(in super::super) fn take_lost(&mut self, mut each: impl FnMut(Lost<Req, Token>)) {
-        if !self.node_states[self.target].is_gone() {
+        if !self.callee.is_gone() {
             return;
         }
         for slot in 0..self.slots.len() {
             let Some(call) = self.calls.call_in(slot) else { continue };
             let entry = &self.slots[slot];
-            let request = match lane::response_len(&entry.word, call) {
+            let request = match lane::response_len(&entry.word, call, Some(FULL)) {
                 Some(FULL) => continue,
                 Some(_) => None,
                 // SAFETY: the callee has left, which `is_gone` saw by Acquire. If it had received the request, it would
