@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use zerocopy::IntoBytes;
 
@@ -20,7 +20,7 @@ use crate::ring::reservation;
 pub(super) struct ClientRegistry {
     ring: SharedRing,
     hello: Hello,
-    slots: Box<[ClientSlot]>,
+    slots: Box<[Arc<ClientSlot>]>,
     /// Key of the client that the server is writing a response to, see [`lease`].
     pub(super) replying_to: CachePadded<AtomicU64>,
     pub(super) connects: AtomicU64,
@@ -58,7 +58,8 @@ struct Membership {
 impl ClientRegistry {
     pub(super) fn new(ring: SharedRing, hello: Hello) -> ClientRegistry {
         let indices = 0..ring.layout.max_clients;
-        let slot = |_| ClientSlot { holder: AtomicU64::new(lease::NO_CLIENT), id: AtomicU64::new(0) };
+        let slot =
+            |_| Arc::new(ClientSlot { holder: AtomicU64::new(lease::NO_CLIENT), id: AtomicU64::new(0) });
         let membership = Membership {
             free: indices.clone().map(ClientKey::first).collect(),
             connected: HashMap::new(),
@@ -77,7 +78,7 @@ impl ClientRegistry {
     }
 
     #[inline]
-    pub(super) fn slot(&self, index: usize) -> Option<&ClientSlot> {
+    pub(super) fn slot(&self, index: usize) -> Option<&Arc<ClientSlot>> {
         self.slots.get(index)
     }
 

@@ -1,4 +1,4 @@
-//! The layout of the segment, and copies in and out of it. All `unsafe` code of `delegation` is in this file.
+//! The layout of the segment, and copies in and out of it. All `unsafe` code of `delegation` that touches the segment is in this file.
 //!
 //! The first 256 bytes and the slots follow the delegation architecture §2.1; the [module above](super) draws them.
 
@@ -250,6 +250,12 @@ impl SharedRing {
     /// All response slots of the client with this index.
     pub(super) fn responses_of(&self, client: usize) -> Option<Slots<RESPONSE_PAYLOAD_AT>> {
         self.responses.part(client.checked_mul(self.resp_depth)?, self.resp_depth)
+    }
+
+    /// The request slots: as many as a power of two.
+    #[inline(always)]
+    pub(super) fn requests(&self) -> &Slots<REQUEST_PAYLOAD_AT> {
+        &self.requests
     }
 
     /// The request slot of a position.

@@ -3,28 +3,34 @@
 
 use core::fmt;
 use core::marker::PhantomData;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::ClientRegistry;
+use super::admission::{ClientRegistry, ClientSlot};
 use super::layout::{
-    ClientKey, MAGIC, ResponseKey, RingLayout, SharedRing, VERSION, client_of, committed_by,
+    ClientKey, MAGIC, RESPONSE_PAYLOAD_AT, ResponseKey, RingLayout, SharedRing, Slots, VERSION, client_of,
+    committed_by,
 };
 use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, ReplyError, lease};
 use crate::local::listener::Listener;
 use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
+use crate::memory::segment::SharedRef;
 use crate::message::Message;
 use crate::ring::stalled::StalledPositions;
 use crate::ring::{fence, reservation};
-use crate::wait;
+use crate::wait::{self, Parker};
 
 /// Pauses of the processor after the last request of a burst. A client cannot have written the next request yet, and
 /// checking for it at once would only take the cache line away from that client.
 const PAUSES_AFTER_BURST: u32 = 4;
 /// Most requests that the server takes before it publishes the new `tail` to the clients.
 const MAX_BATCH: u64 = 32;
+/// Most invalid requests that one call drops.
+const MAX_INVALID: u32 = 256;
 /// How many requests the server looks at together: the processor fetches their cache lines at the same time, instead of one after the other.
 const LOOKAHEAD: u64 = 8;
 /// Checks without a request before the server looks for positions that are reserved and not filled. The server looks at once when a
@@ -60,8 +66,8 @@ struct Core {
     published_tail: u64,
     batch: u64,
     accounts: Box<[ClientAccount]>,
-    /// Whether requests were taken since the last pause.
-    took_requests: bool,
+    /// The cursor at the last pause.
+    cursor_at_pause: u64,
     /// Checks without a request.
     checks: u32,
     /// Removed clients, as of the last search for holes.
@@ -73,12 +79,20 @@ struct Core {
 }
 
 /// What the server knows about the client with an index.
-#[derive(Clone, Copy)]
 #[repr(align(128))]
 struct ClientAccount {
     key: ClientKey,
     /// Requests that were taken and not replied to, or [`DISCONNECTED`].
     unanswered: u32,
+    /// Of the index, whichever client has it.
+    reply_target: ReplyTarget,
+}
+
+/// Where the replies to the clients with an index go.
+struct ReplyTarget {
+    slot: Arc<ClientSlot>,
+    responses: Slots<RESPONSE_PAYLOAD_AT>,
+    parker: SharedRef<Parker>,
 }
 
 /// The value of `unanswered` for a client that was disconnected because it broke the protocol.
@@ -127,8 +141,11 @@ impl Ticket {
 /// A request. Reply to it now, or [later](Request::defer).
 #[must_use = "the client waits for a response"]
 pub struct Request<'s, Req: Message + ?Sized, Resp: Message + ?Sized> {
-    core: &'s mut Core,
     message: &'s Req,
+    /// That of the client.
+    account: &'s mut ClientAccount,
+    registry: &'s ClientRegistry,
+    layout: &'s RingLayout,
     ticket: Ticket,
     response: PhantomData<fn(&Resp)>,
 }
@@ -149,7 +166,11 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
     /// Sends the response.
     #[inline]
     pub fn reply(self, response: &Resp) -> Result<(), ReplyError<Ticket>> {
-        self.core.reply(self.ticket, response.bytes())
+        let Request { account, registry, layout, ticket, .. } = self;
+        let bytes = response.bytes();
+        let ticket = check_len::<Resp>(bytes.len(), layout, ticket)?;
+        account.unanswered -= 1;
+        account.reply_target.reply(registry, layout, ticket, bytes)
     }
 
     /// Turns the request into a ticket, so that other requests can be received before the reply.
@@ -171,7 +192,16 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         let ring = SharedRing::create(layout)?;
         let registry = Arc::new(ClientRegistry::new(ring.clone(), Hello::new::<Req, Resp>(MAGIC, VERSION)));
         static NONCE: AtomicU32 = AtomicU32::new(1);
-        let no_client = ClientAccount { key: ClientKey::from_bits(0), unanswered: 0 };
+        let account = |index: u32| {
+            let reply_target = ReplyTarget {
+                slot: registry.slot(index as usize)?.clone(),
+                responses: ring.responses_of(index as usize)?,
+                parker: ring.client_area(ClientKey::first(index))?.1,
+            };
+            Some(ClientAccount { key: ClientKey::from_bits(0), unanswered: 0, reply_target })
+        };
+        let accounts = (0..layout.max_clients).map(account).collect::<Option<Box<[_]>>>();
+        let accounts = accounts.ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
         let core = Core {
             listener: hello::listen(KIND, name, registry.clone())?,
             registry,
@@ -182,8 +212,8 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             ready: 0,
             published_tail: 0,
             batch: (u64::from(layout.ring_depth) / 4).clamp(1, MAX_BATCH),
-            accounts: vec![no_client; config.max_clients].into(),
-            took_requests: false,
+            accounts,
+            cursor_at_pause: 0,
             checks: 0,
             seen_disconnects: 0,
             holes_below: 0,
@@ -201,26 +231,44 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 
     /// Returns the next request, or None if no request is waiting.
-    #[inline]
+    // Inlined: of a request that is answered in place, most of what this returns is never stored.
+    #[inline(always)]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
-        let core = &mut self.core;
         // A client may write invalid requests as fast as we read them. The limit keeps that from blocking this call.
-        for _ in 0..core.ring.layout.ring_depth {
-            let Some((position, client)) = core.take_next() else { break };
-            if let Some((response, len)) = core.take::<Req>(position, client, &mut self.inbox) {
-                let ticket = Ticket { nonce: core.nonce, client, response };
-                let message = Req::received(&self.inbox, len)?;
-                return Some(Request { core, message, ticket, response: PhantomData });
+        let mut invalid = 0;
+        while invalid < MAX_INVALID {
+            let core = &mut self.core;
+            let late = if core.ready == 0 { core.look_ahead() } else { None };
+            let taken = match late {
+                None if core.ready == 0 => break,
+                None if core.ready == 1 && core.is_tail_due_after_next() => {
+                    core.take_and_publish_tail::<Req>(&mut self.inbox)
+                }
+                None => core.take_next::<Req>(&mut self.inbox),
+                Some(position) => core.take_late::<Req>(position, &mut self.inbox),
+            };
+            if let Some((account, response, len)) = taken {
+                // SAFETY: the account was just found in `core.accounts`, which nothing has changed since and nobody else refers to.
+                let account = unsafe { &mut *account.as_ptr() };
+                return Some(Request {
+                    message: Req::received(&self.inbox, len)?,
+                    ticket: Ticket { nonce: self.core.nonce, client: account.key, response },
+                    account,
+                    registry: &self.core.registry,
+                    layout: &self.core.ring.layout,
+                    response: PhantomData,
+                });
             }
+            invalid += 1;
         }
-        core.handle_idle();
+        self.core.handle_idle();
         None
     }
 
     /// Replies to a request that was deferred.
     #[inline]
     pub fn reply(&mut self, ticket: Ticket, response: &Resp) -> Result<(), ReplyError<Ticket>> {
-        self.core.reply(ticket, response.bytes())
+        self.core.reply::<Resp>(ticket, response.bytes())
     }
 
     /// Waits until there is a request, for at most `timeout`. Returns whether there is one.
@@ -262,6 +310,51 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 }
 
+/// Whether a response of `len` bytes is allowed.
+#[inline(always)]
+fn check_len<Resp: Message + ?Sized>(
+    len: usize,
+    layout: &RingLayout,
+    ticket: Ticket,
+) -> Result<Ticket, ReplyError<Ticket>> {
+    let limit = layout.response_limit as usize;
+    // Messages of fixed size replace the limit.
+    if Resp::SIZE.is_none() && len > limit {
+        return Err(ReplyError::TooLong { ticket, len, limit });
+    }
+    Ok(ticket)
+}
+
+impl ReplyTarget {
+    /// Writes a response, if the client still holds its response slots.
+    #[inline(always)]
+    fn reply(
+        &self,
+        registry: &ClientRegistry,
+        layout: &RingLayout,
+        ticket: Ticket,
+        response: &[u8],
+    ) -> Result<(), ReplyError<Ticket>> {
+        let replying_to = &registry.replying_to.0;
+        if !lease::begin_reply(replying_to, &self.slot.holder, ticket.client.bits().into()) {
+            return Err(ReplyError::ClientGone);
+        }
+        // A slot of the ticket is one of the client's: `Core::take` has checked it.
+        let slot = self.responses.masked(ticket.response.slot());
+        slot.write(response);
+        // Release, partner: the Acquire load in `RingTransport::response`. The response becomes visible with it.
+        slot.word().store(ticket.response.word(response.len()), Release);
+        // With several calls in flight, the client gets the line sooner from the caches that all cores share. A client with one call at a
+        // time polls the line.
+        if layout.queue_depth > 1 {
+            prefetch::demote(core::ptr::from_ref(slot.word()));
+        }
+        lease::end_reply(replying_to);
+        self.parker.notify();
+        Ok(())
+    }
+}
+
 impl Core {
     /// The client of the next request, if the request is there. Reads the stamp of that request, and nothing that other
     /// requests change.
@@ -270,27 +363,33 @@ impl Core {
         self.committed_at(self.cursor)
     }
 
-    /// Position and client of the next request, which is to be taken now.
-    #[inline(always)]
-    fn take_next(&mut self) -> Option<(u64, ClientKey)> {
+    /// Finds out how many positions from the cursor on hold a request. Or returns a position that was passed, if its client has filled it.
+    #[inline]
+    fn look_ahead(&mut self) -> Option<u64> {
+        // No further than to the position at which the tail is due.
+        let until_publish = self.batch.saturating_sub(self.cursor.wrapping_sub(self.published_tail));
+        let mut most = until_publish.clamp(1, LOOKAHEAD);
         if !self.stalled.is_empty() {
-            self.ready = 0;
-            return self.next_request();
+            if let Some((position, _)) = self.late_request() {
+                return Some(position);
+            }
+            most = 1;
         }
-        if self.ready == 0 {
-            self.ready = self.count_committed(LOOKAHEAD);
-        }
-        self.ready = self.ready.checked_sub(1)?;
-        // Relaxed: `count_committed` has seen the stamp of the request. A client that writes the word again changes only whose request
-        // it is, and that is validated.
-        Some((self.cursor, client_of(self.ring.request(self.cursor).word().load(Relaxed))))
+        self.ready = self.count_committed(most);
+        None
     }
 
     /// How many positions from the cursor on hold a request, up to `most`.
     #[inline(always)]
     fn count_committed(&self, most: u64) -> u64 {
+        let (requests, cursor) = (self.ring.requests().view(), self.cursor);
         let mut count = 0;
-        while count < most && self.committed_at(self.cursor.wrapping_add(count)).is_some() {
+        while count < most {
+            let position = cursor.wrapping_add(count);
+            // Acquire, partner: the Release store in `RingTransport::publish`. The request becomes visible with it.
+            if committed_by(requests.masked(position as usize).word().load(Acquire), position).is_none() {
+                break;
+            }
             count += 1;
         }
         count
@@ -331,7 +430,7 @@ impl Core {
     #[inline]
     fn poll(&mut self) -> usize {
         let ready = self.count_committed(self.batch) as usize;
-        self.ready = ready as u64;
+        self.ready = if self.stalled.is_empty() { ready as u64 } else { 0 };
         match ready {
             0 => self.handle_idle(),
             _ => self.publish_tail(),
@@ -342,90 +441,120 @@ impl Core {
         ready
     }
 
-    /// Takes the request at `position` out of the ring: at the cursor, or at a position that was passed. Returns its response key and length, or None if it is invalid or its
-    /// client is gone. Trusts nothing that the client wrote.
+    /// Takes the request at `position` out of the ring. Returns the account of its client, its response key and its length, or None if it is
+    /// invalid or its client is gone. Trusts nothing that the client wrote.
     #[inline(always)]
     fn take<Req: Message + ?Sized>(
         &mut self,
         position: u64,
-        client: ClientKey,
         inbox: &mut Req::Inbox,
-    ) -> Option<(ResponseKey, usize)> {
-        let slot = self.ring.request(position);
+    ) -> Option<(NonNull<ClientAccount>, ResponseKey, usize)> {
+        let Core { ring, accounts, registry, counters, .. } = self;
+        let slot = ring.request(position);
+        // Relaxed: `count_committed` or `late_request` has seen the stamp of the request. A client that writes the word again changes only
+        // whose request it is, and that is validated.
+        let client = client_of(slot.word().load(Relaxed));
         let (response, len) = ResponseKey::parse(slot.second_word().load(Relaxed));
-        let is_message = Req::receive(inbox, len, |buffer| slot.read(buffer));
-        if position == self.cursor {
-            self.cursor = position.wrapping_add(1);
-        } else {
-            self.stalled.remove(position, &self.ring.header.stalled);
-        }
-        self.took_requests = true;
-        if self.cursor.wrapping_sub(self.published_tail) >= self.batch {
-            self.publish_tail();
-        }
-        let Some(account) = self.accounts.get_mut(client.index() as usize) else {
-            self.counters.invalid += 1;
+        let Some(account) = accounts.get_mut(client.index() as usize) else {
+            counters.invalid += 1;
             return None;
         };
         if account.key != client {
-            if self.registry.client_id(client).is_none() {
-                self.counters.stale += 1;
+            if registry.client_id(client).is_none() {
+                counters.stale += 1;
                 return None;
             }
-            *account = ClientAccount { key: client, unanswered: 0 };
+            (account.key, account.unanswered) = (client, 0);
         }
-        if !is_message
-            || account.unanswered >= self.ring.layout.queue_depth
-            || response.slot() >= self.ring.resp_depth
+        if account.unanswered < ring.layout.queue_depth
+            && response.slot() < ring.resp_depth
+            && Req::SIZE.is_none_or(|size| len == size)
         {
-            self.disconnect_violator(client);
-            return None;
+            let len = Req::SIZE.unwrap_or(len);
+            account.unanswered += 1;
+            // Prefetch the cache line of the response while the request is being served.
+            prefetch::for_write(account.reply_target.responses.masked(response.slot()).word());
+            let account = NonNull::from(account);
+            // Copied last: so the compiler knows that the program reads what was just copied.
+            if Req::receive(inbox, len, |buffer| slot.read(buffer)) {
+                counters.requests += 1;
+                return Some((account, response, len));
+            }
         }
-        account.unanswered += 1;
-        self.counters.requests += 1;
-        // Prefetch the cache line of the response while the request is being served.
-        prefetch::for_write(self.ring.response(client.index() as usize, response.slot()).word());
-        Some((response, len))
+        self.disconnect_violator(client);
+        None
+    }
+
+    /// Takes the request at the cursor, which is one of those that are ready.
+    #[inline(always)]
+    fn take_next<Req: Message + ?Sized>(
+        &mut self,
+        inbox: &mut Req::Inbox,
+    ) -> Option<(NonNull<ClientAccount>, ResponseKey, usize)> {
+        self.ready -= 1;
+        let position = self.cursor;
+        self.cursor = position.wrapping_add(1);
+        self.take::<Req>(position, inbox)
+    }
+
+    /// Whether the clients are to be told which positions are free when the next request was taken. `ready` ends there at the
+    /// latest, so this need not be asked for each request.
+    #[inline(always)]
+    fn is_tail_due_after_next(&self) -> bool {
+        self.cursor.wrapping_sub(self.published_tail) >= self.batch - 1
+    }
+
+    /// As [`take_next`](Self::take_next), when the tail is due.
+    // Not inlined: nothing comes between the copy and what the program does with the message where this is not needed.
+    #[cold]
+    fn take_and_publish_tail<Req: Message + ?Sized>(
+        &mut self,
+        inbox: &mut Req::Inbox,
+    ) -> Option<(NonNull<ClientAccount>, ResponseKey, usize)> {
+        let taken = self.take_next::<Req>(inbox);
+        self.publish_tail();
+        taken
+    }
+
+    /// Takes the request at a position that was passed.
+    #[cold]
+    fn take_late<Req: Message + ?Sized>(
+        &mut self,
+        position: u64,
+        inbox: &mut Req::Inbox,
+    ) -> Option<(NonNull<ClientAccount>, ResponseKey, usize)> {
+        let taken = self.take::<Req>(position, inbox);
+        self.stalled.remove(position, &self.ring.header.stalled);
+        taken
     }
 
     #[inline(always)]
-    fn reply(&mut self, ticket: Ticket, response: &[u8]) -> Result<(), ReplyError<Ticket>> {
+    fn reply<Resp: Message + ?Sized>(
+        &mut self,
+        ticket: Ticket,
+        response: &[u8],
+    ) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
             return Err(ReplyError::WrongServer(ticket));
         }
-        let limit = self.ring.layout.response_limit as usize;
-        if response.len() > limit {
-            return Err(ReplyError::TooLong { ticket, len: response.len(), limit });
-        }
-        let (client, index) = (ticket.client, ticket.client.index() as usize);
-        let Some(client_slot) = self.registry.slot(index) else { return Err(ReplyError::ClientGone) };
-        let account = &mut self.accounts[index];
+        let layout = &self.ring.layout;
+        let ticket = check_len::<Resp>(response.len(), layout, ticket)?;
+        let client = ticket.client;
+        let Some(account) = self.accounts.get_mut(client.index() as usize) else {
+            return Err(ReplyError::ClientGone);
+        };
         if account.key == client && account.unanswered != DISCONNECTED {
             account.unanswered = account.unanswered.saturating_sub(1);
         }
-        let replying_to = &self.registry.replying_to.0;
-        if !lease::begin_reply(replying_to, &client_slot.holder, client.bits().into()) {
-            return Err(ReplyError::ClientGone);
-        }
-        let slot = self.ring.response(index, ticket.response.slot());
-        slot.write(response);
-        // Release, partner: the Acquire load in `RingTransport::response_len`. The response becomes visible with it.
-        slot.word().store(ticket.response.word(response.len()), Release);
-        // With several calls in flight, the client gets the line sooner from the caches that all cores share. A client with one call at a
-        // time polls the line.
-        if self.ring.layout.queue_depth > 1 {
-            prefetch::demote(core::ptr::from_ref(slot.word()));
-        }
-        lease::end_reply(replying_to);
-        self.ring.clients[index].parker.notify();
-        Ok(())
+        account.reply_target.reply(&self.registry, layout, ticket, response)
     }
 
     /// Called when there is no request.
     #[inline]
     fn handle_idle(&mut self) {
         self.publish_tail();
-        if core::mem::take(&mut self.took_requests) {
+        if self.cursor_at_pause != self.cursor {
+            self.cursor_at_pause = self.cursor;
             self.checks = 0;
             for _ in 0..PAUSES_AFTER_BURST {
                 core::hint::spin_loop();
