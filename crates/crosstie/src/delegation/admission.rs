@@ -34,8 +34,9 @@ pub(super) struct ClientRegistry {
 #[repr(align(128))]
 pub(super) struct CachePadded<T>(pub(super) T);
 
-/// What is known about a client index.
+/// What is known about a client index. Aligned to a cache line: the server reads it for every reply.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct ClientSlot {
     /// Key of the client that has the index, see [`lease`].
     pub(super) holder: AtomicU64,
