@@ -49,6 +49,11 @@ impl CallNumber {
     }
 
     /// Twice the number.
+    ///
+    /// ```
+    /// # use crosstie_protocol::lane::CallNumber;
+    /// assert_eq!(CallNumber::FIRST.next().doubled(), 4);
+    /// ```
     #[inline]
     pub const fn doubled(self) -> u32 {
         self.0

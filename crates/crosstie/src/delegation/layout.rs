@@ -378,8 +378,8 @@ impl<'s, const PAYLOAD_AT: usize> Slot<'s, PAYLOAD_AT> {
     #[inline(always)]
     pub(super) fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= Self::MIN_PAYLOAD || bytes.len() <= self.payload_len);
-        // SAFETY: inside the slot, which has at least a cache line. The payload area is aligned to 8 bytes, and its length is a multiple of 8. `bytes` is not part of the
-        // segment: no Rust reference to bytes of the segment exists.
+        // SAFETY: inside the slot, which has at least a cache line. The payload area is aligned to 8 bytes, and its length is a multiple
+        // of 8. `bytes` is not part of the segment: no Rust reference to bytes of the segment exists.
         unsafe { copy_in(bytes, self.start.add(PAYLOAD_AT).as_ptr()) };
     }
 

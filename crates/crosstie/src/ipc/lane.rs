@@ -257,8 +257,8 @@ impl<'l> Slot<'l> {
     #[inline]
     pub(super) fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= MIN_PAYLOAD || bytes.len() <= self.lane.payload_len);
-        // SAFETY: inside the slot, as it has `payload_len` bytes of payload, and at least `MIN_PAYLOAD`. The payload area is aligned to 8 bytes, and its length is a multiple of 8. `bytes` is not part of the
-        // segment: no Rust reference to bytes of the segment exists.
+        // SAFETY: inside the slot, as it has `payload_len` bytes of payload, and at least `MIN_PAYLOAD`. The payload area is aligned to
+        // 8 bytes, and its length is a multiple of 8. `bytes` is not part of the segment: no Rust reference to bytes of the segment exists.
         unsafe { copy_in(bytes, self.start.add(PAYLOAD_AT).as_ptr()) };
     }
 

@@ -254,3 +254,12 @@ fn invalid_enum_tag_ends_the_connection() {
     server.poll();
     client.call(&1, 1).unwrap();
 }
+
+#[test]
+fn servers_clients_and_requests_can_move_to_another_thread() {
+    fn assert_send<T: Send>() {}
+    assert_send::<Server<u64, [u8]>>();
+    assert_send::<Client<u64, [u8], u32>>();
+    assert_send::<Request<'static, u64, [u8]>>();
+    assert_send::<Ticket>();
+}
