@@ -1,7 +1,8 @@
 //! Bytes and immediates of two-sided messages.
 //!
 //! A receiver announces each buffer with a [control message](Control). The sender writes the bytes straight into the buffer, with
-//! one WRITE+IMM on each queue pair that carries a part, and the [immediate](DataImm) says which buffer it was.
+//! one WRITE+IMM on each queue pair that carries a part, and the [immediate](DataImm) says which buffer it was. Control messages are
+//! WRITE+IMMs, too: into a piece of the receiver's memory, which the [immediate](control_imm) names.
 //!
 //! ```text
 //!  control message, 32 bytes, little-endian
@@ -15,6 +16,11 @@
 //!   31          24 23                12 11               0
 //!  +--------------+--------------------+------------------+
 //!  |  parts       |  generation        |  slot            |     parts: bit i is set if queue pair i carries a part
+//!  +--------------+--------------------+------------------+
+//!
+//!  immediate of a control message
+//!  +--------------+--------------------+------------------+
+//!  |  0           |  0                 |  piece           |     a message has at least one part
 //!  +--------------+--------------------+------------------+
 //! ```
 //!
@@ -84,9 +90,19 @@ pub enum Violation {
         /// The window.
         window: u32,
     },
-    /// The address of the peer is malformed, or of another protocol version.
-    #[error("the peer's address is malformed, or of another version of the protocol")]
+    /// The address of the peer is malformed.
+    #[error("the peer's address is malformed")]
     Address,
+    /// The address of the peer has another version of the protocol.
+    #[error(
+        "the peer uses endpoint version {found}, this side version {expected}: both sides need the same release"
+    )]
+    Version {
+        /// The version of this side.
+        expected: u8,
+        /// The version of the peer.
+        found: u8,
+    },
 }
 
 /// A slot in an immediate: its index, and the lower bits of the generation of its lease.
@@ -139,6 +155,21 @@ impl DataImm {
     pub const fn decode(imm: u32) -> DataImm {
         DataImm { slot: WireSlot::from_bits(imm), parts: (imm >> 24) as u8 }
     }
+}
+
+/// The most pieces of memory for control messages.
+pub const MAX_CONTROL_PIECES: u16 = 1 << SLOT_BITS;
+
+/// The immediate of a control message in this piece of memory.
+#[inline]
+pub const fn control_imm(piece: u16) -> u32 {
+    piece as u32 & SLOT_MASK
+}
+
+/// The piece of memory with the control message that has this immediate. `None`: it is the immediate of something else.
+#[inline]
+pub const fn control_piece(imm: u32) -> Option<u16> {
+    if imm <= SLOT_MASK { Some(imm as u16) } else { None }
 }
 
 /// A buffer that the peer has announced.

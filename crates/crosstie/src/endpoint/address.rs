@@ -7,7 +7,8 @@
 //!  +--------+------+----------+------------+-----------+---------------+-- - - - - - --+
 //! ```
 //!
-//! Rkey and address name 8 bytes that the peer may READ, to find out whether this side lives.
+//! Rkey and address name memory of which the peer may READ the first 8 bytes, to find out whether this side lives. Behind the first
+//! 64 bytes it WRITEs its control messages, into 2 x messages + 6 pieces of 32 bytes.
 
 use crosstie_protocol::endpoint::imm_window::MAX_WINDOW;
 use crosstie_protocol::endpoint::message::{MAX_PARTS, Violation};
@@ -16,8 +17,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::config::MAX_MESSAGES;
 use crate::device::{DeviceAddress, QpAddress, RemoteAddr};
 
-/// `crosstie endpoint`, version 1.
-const MAGIC: [u8; 8] = *b"ctendp\x00\x01";
+/// The version of the protocol. In version 1 control messages were SENDs.
+const VERSION: u8 = 2;
+/// `crosstie endpoint`, and the version.
+const MAGIC: [u8; 8] = [b'c', b't', b'e', b'n', b'd', b'p', 0, VERSION];
 const HEADER: usize = 28;
 const QP_SIZE: usize = size_of::<QpAddress>();
 
@@ -35,8 +38,8 @@ const QP_SIZE: usize = size_of::<QpAddress>();
 pub struct EndpointAddress {
     pub(super) messages: u16,
     pub(super) imm_window: u32,
-    /// Memory that the peer may READ, to find out whether this side lives.
-    pub(super) probe: RemoteAddr,
+    /// Memory that the peer may READ, to find out whether this side lives, and into which it WRITEs its control messages.
+    pub(super) control: RemoteAddr,
     /// Queue pairs for transfers, then as many for messages.
     pub(super) queue_pairs: Vec<QpAddress>,
 }
@@ -57,8 +60,8 @@ impl EndpointAddress {
         bytes.extend((self.queue_pairs.len() as u16).to_le_bytes());
         bytes.extend(self.messages.to_le_bytes());
         bytes.extend(self.imm_window.to_le_bytes());
-        bytes.extend(self.probe.rkey.to_le_bytes());
-        bytes.extend(self.probe.addr.to_le_bytes());
+        bytes.extend(self.control.rkey.to_le_bytes());
+        bytes.extend(self.control.addr.to_le_bytes());
         self.queue_pairs.iter().for_each(|qp| bytes.extend(qp.as_bytes()));
         bytes
     }
@@ -66,13 +69,16 @@ impl EndpointAddress {
     /// The address with these bytes, which may come from an untrusted peer.
     pub fn from_bytes(bytes: &[u8]) -> Result<EndpointAddress, Violation> {
         let (header, rest) = bytes.split_at_checked(HEADER).ok_or(Violation::Address)?;
+        if header[..7] == MAGIC[..7] && header[7] != VERSION {
+            return Err(Violation::Version { expected: VERSION, found: header[7] });
+        }
         let count = usize::from(u16::from_le_bytes([header[8], header[9]]));
         let word =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let address = EndpointAddress {
             messages: u16::from_le_bytes([header[10], header[11]]),
             imm_window: word(12),
-            probe: RemoteAddr { rkey: word(16), addr: u64::from(word(20)) | u64::from(word(24)) << 32 },
+            control: RemoteAddr { rkey: word(16), addr: u64::from(word(20)) | u64::from(word(24)) << 32 },
             queue_pairs: rest
                 .chunks_exact(QP_SIZE)
                 .filter_map(|qp| QpAddress::read_from_bytes(qp).ok())
@@ -95,6 +101,19 @@ impl EndpointAddress {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn address_of_another_version_is_refused_as_such() {
+        let address = |version| {
+            let mut bytes = [&MAGIC[..7], &[version, 2, 0, 4, 0, 4, 0, 0, 0]].concat();
+            bytes.resize(HEADER + 2 * QP_SIZE, 7);
+            EndpointAddress::from_bytes(&bytes)
+        };
+        assert!(address(2).is_ok());
+        for other in [0, 1, 3, 255] {
+            assert_eq!(address(other), Err(Violation::Version { expected: 2, found: other }));
+        }
+    }
 
     proptest! {
         #[test]

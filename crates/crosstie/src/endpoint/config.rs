@@ -37,6 +37,9 @@ pub struct EndpointConfig {
     /// The fewest bytes that are worth a queue pair of their own: an operation is split into parts of at least this size.
     pub min_part: usize,
     /// The deadline of operations for which the caller gives none. `None`: they wait as long as the connection lives.
+    ///
+    /// No operation is ended before its time. The time begins with the call, or up to 64 polls of the endpoint later; less than a second begins with
+    /// the next poll at the latest. The end is noticed by a poll, too: with [`Progress::Caller`] an operation that nobody polls for does not end.
     pub deadline: Option<Duration>,
     /// Who polls the device.
     pub progress: Progress,

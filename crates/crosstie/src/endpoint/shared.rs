@@ -376,7 +376,7 @@ impl Shared {
     pub(super) fn sleep_until_ready(&self, timeout: Duration, done: &impl Fn() -> bool) {
         let looked = self.try_with_engine(|engine| {
             let parker: Option<software::CqParker> = engine.link().cq().parker();
-            (engine.max_sleep(Instant::now()), parker)
+            (engine.max_sleep(&self.table, Instant::now()), parker)
         });
         let Some((max_sleep, cq_parker)) = looked else {
             // The thread that has it is working, perhaps for long: on the software device it also copies. It must not be disturbed

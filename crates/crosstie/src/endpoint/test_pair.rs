@@ -11,11 +11,15 @@ pub(super) fn config() -> EndpointConfig {
 }
 
 pub(super) fn connected(config: &EndpointConfig) -> (Endpoint, Endpoint) {
-    let endpoint = || {
+    connect(config, config)
+}
+
+pub(super) fn connect(here: &EndpointConfig, there: &EndpointConfig) -> (Endpoint, Endpoint) {
+    let endpoint = |config| {
         let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
         Endpoint::new(&device, &Arc::new(device.alloc_pd().unwrap()), config).unwrap()
     };
-    let (here, there) = (endpoint(), endpoint());
+    let (here, there) = (endpoint(here), endpoint(there));
     here.connect(&there.address()).unwrap();
     there.connect(&here.address()).unwrap();
     (here, there)

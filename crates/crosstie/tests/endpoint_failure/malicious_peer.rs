@@ -1,7 +1,8 @@
 //! A peer that violates the protocol ends its own connection, with a cause, and does no other harm.
 
 use crosstie::device::{
-    Access, ConnectConfig, Cq, CqConfig, Data, Mr, Pd, QpConfig, RcQp, RecvWr, RemoteMemory, SendOp, SendWr,
+    Access, ConnectConfig, Cq, CqConfig, Data, Mr, Pd, QpConfig, RcQp, RecvWr, RemoteAddr, RemoteMemory,
+    SendOp, SendWr,
 };
 use crosstie::endpoint::{Cause, Endpoint, EndpointAddress, EndpointConfig, Progress};
 use zerocopy::IntoBytes;
@@ -14,40 +15,53 @@ struct RawPeer {
     transfers: RcQp,
     messages: RcQp,
     cq: Cq,
-    received: Mr,
+    /// Where the endpoint's control messages arrive, and where those for the endpoint go.
+    controls: Mr,
+    target: RemoteAddr,
+    sent: u32,
     #[expect(dead_code, reason = "keeps its regions")]
     pd: Pd,
 }
 
 const RECEIVES: usize = 64;
+/// Where control messages begin in the memory for them, and how many pieces the endpoint of [`config`] has.
+const CONTROLS_AT: usize = 64;
+const PIECES: u32 = 14;
 
 fn connect(config: &EndpointConfig) -> (Endpoint, RawPeer) {
+    connect_with(config, |_| ())
+}
+
+/// Connects an endpoint with a peer whose address is changed by `forge`.
+fn connect_with(config: &EndpointConfig, forge: impl FnOnce(&mut [u8])) -> (Endpoint, RawPeer) {
     let raw = device();
     let pd = raw.alloc_pd().unwrap();
     let cq = raw.create_cq(&CqConfig { depth: 4096 }).unwrap();
     let qp = || pd.create_rc(&QpConfig { max_inline: 64, ..QpConfig::default() }, &cq, &cq, None).unwrap();
     let (mut transfers, mut messages) = (qp(), qp());
     let endpoint = endpoint(&device(), config);
-    let probe = pd.allocate(8, Access::ALL).unwrap();
-    let mut address = b"ctendp\x00\x01\x02\x00\x10\x00\x10\x00\x00\x00".to_vec();
-    address.extend(probe.remote().rkey.to_le_bytes());
-    address.extend(probe.remote().addr.to_le_bytes());
+    let controls = pd.allocate(CONTROLS_AT + RECEIVES * 32, Access::ALL).unwrap();
+    let mut address = b"ctendp\x00\x02\x02\x00\x10\x00\x10\x00\x00\x00".to_vec();
+    address.extend(controls.remote().rkey.to_le_bytes());
+    address.extend(controls.remote().addr.to_le_bytes());
     address.extend(transfers.address().as_bytes());
     address.extend(messages.address().as_bytes());
+    forge(&mut address);
     endpoint.connect(&EndpointAddress::from_bytes(&address).unwrap()).unwrap();
     let bytes = endpoint.address().to_bytes();
     let theirs =
         |at: usize| zerocopy::FromBytes::read_from_bytes(&bytes[28 + 32 * at..60 + 32 * at]).unwrap();
-    let received = pd.allocate(RECEIVES * 32, Access::ALL).unwrap();
+    let target = RemoteAddr {
+        rkey: u32::from_le_bytes(bytes[16..20].try_into().unwrap()),
+        addr: u64::from_le_bytes(bytes[20..28].try_into().unwrap()) + CONTROLS_AT as u64,
+    };
     transfers.connect(&theirs(0), &ConnectConfig::default()).unwrap();
     messages.init(Access::ALL).unwrap();
     for number in 0..RECEIVES {
-        let sges = [received.sge(number * 32..number * 32 + 32).unwrap()];
-        messages.post_recv(&RecvWr { wr_id: 1000 + number as u64, sges: &sges }).unwrap();
+        messages.post_recv(&RecvWr { wr_id: 1000 + number as u64, sges: &[] }).unwrap();
     }
     messages.connect(&theirs(1), &ConnectConfig::default()).unwrap();
-    std::mem::forget(probe);
-    (endpoint, RawPeer { transfers, messages, cq, received, pd })
+    (endpoint, RawPeer { transfers, messages, cq, controls, target, sent: 0, pd })
 }
 
 fn config() -> EndpointConfig {
@@ -83,19 +97,29 @@ fn control(kind: u8, slot: u32, addr: u64, len: u64, rkey: u32, sequence: u32) -
 }
 
 impl RawPeer {
+    /// Sends a control message.
     fn send(&mut self, bytes: &[u8]) {
-        self.messages.post(&SendWr::new(1, SendOp::Send, Data::Inline(bytes)).signaled()).unwrap();
+        let piece = self.sent % PIECES;
+        self.sent += 1;
+        self.send_to(piece.into(), piece, bytes);
+    }
+
+    /// Writes bytes into a piece of the endpoint's memory for control messages, with an immediate that may name another one.
+    fn send_to(&mut self, piece: u64, imm: u32, bytes: &[u8]) {
+        let to = RemoteAddr { addr: self.target.addr + 32 * piece, ..self.target };
+        let op = SendOp::WriteImm(to, imm);
+        self.messages.post(&SendWr::new(1, op, Data::Inline(bytes)).signaled()).unwrap();
     }
 
     /// The buffer that the endpoint has announced: slot, memory.
     fn announced(&mut self, endpoint: &Endpoint) -> (u32, RemoteMemory) {
-        let mut number = None;
-        while number.is_none() {
+        let mut piece = None;
+        while piece.is_none() {
             endpoint.progress();
-            self.cq.poll(1, |completion| number = completion.wr_id.checked_sub(1000)).unwrap();
+            self.cq.poll(1, |completion| piece = completion.imm).unwrap();
         }
         let mut bytes = [0; 32];
-        self.received.read(number.unwrap() as usize * 32, &mut bytes).unwrap();
+        self.controls.read(CONTROLS_AT + piece.unwrap() as usize * 32, &mut bytes).unwrap();
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         (word(4), RemoteMemory { addr: long(8), len: long(16), rkey: word(24), reserved: 0 })
@@ -122,6 +146,55 @@ fn malformed_control_messages_end_the_connection() {
         assert_ends(&endpoint, &mut peer, what);
         let failed = recv.wait().unwrap_err();
         assert_eq!(failed.cause, Cause::Violation, "{what}");
+        assert_eq!(failed.buffer.wait_for(HANG).unwrap().len(), 64);
+    }
+}
+
+#[test]
+fn control_messages_elsewhere_end_the_connection() {
+    // No more than the peer has.
+    let credit = control(2, 16, 0, 0, 0, 0);
+    let cases: [(&str, &dyn Fn(&mut RawPeer)); 4] = [
+        ("no such piece", &|peer| peer.send_to(0, PIECES, &credit)),
+        ("last number", &|peer| peer.send_to(0, (1 << 12) - 1, &credit)),
+        ("generation without parts", &|peer| peer.send_to(0, 1 << 12, &credit)),
+        ("SEND", &|peer| {
+            peer.messages.post(&SendWr::new(1, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
+        }),
+    ];
+    for (what, send) in cases {
+        let (endpoint, mut peer) = connect(&config());
+        peer.send_to(3, 3, &credit);
+        endpoint.progress();
+        assert_eq!(endpoint.ended(), None, "any piece, in any order");
+        send(&mut peer);
+        assert_ends(&endpoint, &mut peer, what);
+    }
+}
+
+/// The memory for control messages that the peer names does not exist, or is too short.
+#[test]
+fn announcing_into_memory_that_does_not_exist_ends_the_connection() {
+    let cases: [(&str, fn(&mut [u8])); 3] = [
+        ("key", |address| address[16] ^= 0x55),
+        ("address", |address| address[20..28].fill(0xff)),
+        ("length", |address| {
+            let at = u64::from_le_bytes(address[20..28].try_into().unwrap());
+            address[20..28].copy_from_slice(&(at + (CONTROLS_AT + RECEIVES * 32 - 64) as u64).to_le_bytes());
+        }),
+    ];
+    for (what, forge) in cases {
+        let (endpoint, mut peer) = connect_with(&config(), forge);
+        let recv = endpoint.recv(endpoint.allocate(64).unwrap(), ..).unwrap();
+        let begin = std::time::Instant::now();
+        while endpoint.ended().is_none() {
+            endpoint.progress();
+            peer.cq.poll(64, |_| ()).unwrap();
+            assert!(begin.elapsed() < HANG, "{what}: not noticed");
+        }
+        assert!(matches!(endpoint.ended(), Some(Cause::RemoteAccess(_))), "{what}: {:?}", endpoint.ended());
+        let failed = recv.wait().unwrap_err();
+        assert_eq!(failed.cause, Cause::Flushed, "{what}");
         assert_eq!(failed.buffer.wait_for(HANG).unwrap().len(), 64);
     }
 }

@@ -1,6 +1,6 @@
 //! What a completion means.
 
-use crosstie_protocol::endpoint::message::{CONTROL_SIZE, Control, Violation};
+use crosstie_protocol::endpoint::message::{CONTROL_SIZE, Control, Violation, control_piece};
 use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
 
 use super::super::cause::Cause;
@@ -45,7 +45,7 @@ impl TakenCompletions {
     fn push(&mut self, completion: &Completion) {
         let &Completion { wr_id, byte_len, imm, status, opcode, .. } = completion;
         let mut control = None;
-        if opcode == Opcode::Recv
+        if imm.and_then(control_piece).is_some()
             && let Some(&[a, b, c, d, ..]) = completion.inline_words(CONTROL_SIZE)
         {
             control = Some(self.controls.len() as u8);
@@ -138,11 +138,14 @@ impl Link {
             channel.used_receives += 1;
             shared.counters.empty_receive_queues += u64::from(channel.used_receives == channel.receives);
         }
-        let bytes = match completion.opcode {
-            Opcode::Recv if channel == self.made => match completion.control {
-                Some(index) => Some(zerocopy::transmute!(self.completions.controls[usize::from(index)])),
-                None => self.control.load::<CONTROL_SIZE>(usize::from(id.slot.index) * CONTROL_SIZE).ok(),
-            },
+        let control = match completion.imm.and_then(control_piece) {
+            // There is a piece for each receive.
+            Some(piece) if channel == self.made && u32::from(piece) < self.channels[channel].receives => {
+                match completion.control {
+                    Some(index) => Some(zerocopy::transmute!(self.completions.controls[usize::from(index)])),
+                    None => self.load_control(piece),
+                }
+            }
             _ => None,
         };
         // Before anything is done with what it brought (I5).
@@ -151,8 +154,10 @@ impl Link {
             self.end(shared, Cause::NotAccepted(0));
             return;
         }
-        let accepted = match (completion.opcode, completion.imm, bytes) {
-            (Opcode::Recv, _, Some(bytes)) => self.accept_control(shared, &bytes, completion.byte_len),
+        let accepted = match (completion.opcode, completion.imm, control) {
+            (Opcode::RecvWriteImm, _, Some(bytes)) => {
+                self.accept_control(shared, &bytes, completion.byte_len)
+            }
             (Opcode::RecvWriteImm, Some(imm), _) if channel < self.made => {
                 self.accept_imm(shared, imm, completion.byte_len)
             }

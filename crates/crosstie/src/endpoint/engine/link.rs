@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   channels        0 .. n-1                        n .. 2n-1
-//!                   transfers: READ, WRITE,         messages: control messages on channel n,
-//!                   WRITE+IMM of the program        parts of messages on all of them
+//!                   transfers: READ, WRITE,         messages, all WRITE+IMM: control messages
+//!                   WRITE+IMM of the program        on channel n, parts of messages on all of them
 //!   receives        imm_window + 1 on each          2 x messages + spare on channel n, messages + 1 on the others
 //!   queue           one completion queue for all
 //! ```
@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::endpoint::imm_matching::{ImmEvent, ImmMatching};
 use crosstie_protocol::endpoint::imm_window::{ImmReceiver, ImmSender};
-use crosstie_protocol::endpoint::message::{ArrivedParts, CONTROL_SIZE, Control};
+use crosstie_protocol::endpoint::message::{
+    ArrivedParts, CONTROL_SIZE, Control, MAX_CONTROL_PIECES, control_imm,
+};
 use crosstie_protocol::endpoint::pairing::Pairing;
 use crosstie_protocol::endpoint::send_queue::{Posted, SendQueue};
 use crosstie_protocol::endpoint::slots::{MAX_SLOTS, SlotKey, Slots};
@@ -25,7 +27,7 @@ use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
 
 use super::super::address::EndpointAddress;
 use super::super::cause::{Cause, ConnectError, Peer};
-use super::super::config::{EndpointConfig, SEND_DEPTH};
+use super::super::config::{EndpointConfig, MAX_MESSAGES, SEND_DEPTH};
 use super::super::operation::Op;
 use super::super::path::{Path, provider_name};
 use super::Shared;
@@ -34,13 +36,15 @@ use super::completions::TakenCompletions;
 use super::transfer::{STREAMING_LEN, SlotWork};
 use crate::device::{
     Access, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig, QpState,
-    RcQp, RecvWr, SendOp, SendWr, Status,
+    RcQp, RecvWr, RemoteAddr, SendOp, SendWr, Status,
 };
 
 /// Completions that are taken at once.
 pub(super) const POLL_BATCH: usize = 64;
 /// Receives for control messages besides announced buffers: credit, and the end of the connection.
-const SPARE_RECEIVES: u32 = 6;
+const SPARE_RECEIVES: u16 = 6;
+/// Where control messages begin in the memory for them. Before that is what the peer READs.
+const CONTROLS_AT: usize = 64;
 /// Work requests of one queue pair of which at least one is signaled.
 pub(super) const SIGNAL_INTERVAL: u32 = 16;
 /// Longest wait for the completions of queue pairs in ERR. After it they are reset.
@@ -98,6 +102,26 @@ impl Channel {
     }
 }
 
+/// How many receives a side with this limit of announced buffers keeps posted for control messages and for the messages on the same channel.
+/// It has as many pieces of memory for control messages, which are used in turn.
+///
+/// **No piece is written again before its control message has been read.** At any time at most `messages` + 4 control messages are sent and
+/// not read, fewer than there are pieces:
+///
+/// - at most `messages` buffers: each holds a slot of its `recv` until its message arrives, which the peer sends when it has read where to;
+/// - at most three times credit for immediates: each is for half of the window at least (or for one, if the window is smaller than four), and
+///   the peer sends no immediate without credit that it has read (tested in `imm_window.rs`);
+/// - one end of the connection, after which nothing is sent.
+///
+/// Control messages are read in their order, from a private copy that is made before anything is done with it: before its receive is posted
+/// again, and before it makes the peer do what lets this side send another one. The order of one queue pair keeps a later WRITE from passing an
+/// earlier one. A peer that breaks these rules damages its own control messages, no more.
+fn control_pieces(messages: u16) -> u16 {
+    2 * messages + SPARE_RECEIVES
+}
+
+const _: () = assert!(2 * MAX_MESSAGES + SPARE_RECEIVES <= MAX_CONTROL_PIECES);
+
 pub(super) fn peer_of(address: &EndpointAddress) -> Peer {
     Peer(address.queue_pairs[0])
 }
@@ -124,12 +148,13 @@ pub(in crate::endpoint) struct Link {
     // Queue pairs are dropped first, then the queue, then memory.
     pub(super) channels: Vec<Channel>,
     pub(super) cq: Cq,
-    /// Where control messages arrive: one piece for each receive of channel n.
-    pub(super) control: Mr,
-    /// The word that the peer may READ, and where a READ of the peer's word goes.
-    #[expect(dead_code, reason = "keeps the word registered")]
-    alive: Mr,
+    /// A word that the peer may READ, and where its control messages arrive: one piece for each receive of channel n.
+    control: Mr,
+    /// Where a READ of the peer's word goes.
     probed: Mr,
+    /// The peer's piece for the next control message, and how many it has: see [`control_pieces`].
+    next_piece: u16,
+    peer_pieces: u16,
     next_probe: Instant,
     /// Whether anything arrived since the last probe.
     pub(super) has_received: bool,
@@ -175,7 +200,7 @@ impl Link {
         let messages = u32::from(config.messages);
         let receives = |channel: usize| match channel.cmp(&made) {
             core::cmp::Ordering::Less => config.imm_window + 1,
-            core::cmp::Ordering::Equal => 2 * messages + SPARE_RECEIVES,
+            core::cmp::Ordering::Equal => control_pieces(config.messages).into(),
             core::cmp::Ordering::Greater => messages + 1,
         };
         let depth = (0..2 * made).map(|channel| SEND_DEPTH + receives(channel)).sum();
@@ -200,16 +225,20 @@ impl Link {
         }
         let operations = config.operations as usize;
         let slots = Slots::new(usize::from(config.slots));
-        let alive = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let control = pd.allocate(
+            CONTROLS_AT + usize::from(control_pieces(config.messages)) * CONTROL_SIZE,
+            Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+        )?;
         let address = EndpointAddress {
             messages: config.messages,
             imm_window: config.imm_window,
-            probe: alive.remote().at(0),
+            control: control.remote().at(0),
             queue_pairs: channels.iter().map(|channel| channel.qp.address()).collect(),
         };
         Ok(Link {
-            control: pd.allocate(receives(made) as usize * CONTROL_SIZE, Access::LOCAL_WRITE)?,
-            alive,
+            control,
+            next_piece: 0,
+            peer_pieces: 0,
             probed: pd.allocate(8, Access::LOCAL_WRITE)?,
             next_probe: Instant::now(),
             has_received: false,
@@ -274,6 +303,7 @@ impl Link {
         let one_part = if self.qps == 1 { u64::MAX } else { 2 * self.min_part };
         self.at_once_limit = one_part.min(STREAMING_LEN);
         self.imm_sender = ImmSender::new(peer.imm_window);
+        self.peer_pieces = control_pieces(peer.messages);
         let messages = config.messages.min(peer.messages);
         self.pairing = Pairing::new(messages.into(), config.operations as usize);
         self.recv_slots = Slots::new(messages.into());
@@ -302,14 +332,7 @@ impl Link {
     pub(super) fn post_receive(&mut self, channel: usize, number: u16) -> Result<(), PostError> {
         let slot = SlotKey { index: number, generation: 0 };
         let wr_id = WrId { kind: WorkKind::Receive, qp: channel as u8, slot, position: 0 }.encode();
-        if channel != self.made {
-            return self.channels[channel].qp.post_recv(&RecvWr { wr_id, sges: &[] });
-        }
-        let start = usize::from(number) * CONTROL_SIZE;
-        match self.control.sge(start..start + CONTROL_SIZE) {
-            Ok(sge) => self.channels[channel].qp.post_recv(&RecvWr { wr_id, sges: &[sge] }),
-            Err(_) => Err(PostError::Invalid("a receive outside the control region")),
-        }
+        self.channels[channel].qp.post_recv(&RecvWr { wr_id, sges: &[] })
     }
 
     /// Whether a control message can be posted.
@@ -320,9 +343,19 @@ impl Link {
 
     /// Posts a control message. Nothing waits for its completion: its bytes were taken with the post.
     pub(super) fn post_control(&mut self, control: &Control) -> Result<(), PostError> {
-        let made = self.made;
-        let bytes = control.encode();
-        self.channels[made].post(made, SendWr::new(0, SendOp::Send, Data::Inline(&bytes)), CONTROL)
+        let Some(peer) = &self.peer else { return Err(PostError::Invalid("there is no peer")) };
+        let (made, piece) = (self.made, self.next_piece);
+        let offset = CONTROLS_AT as u64 + u64::from(piece) * CONTROL_SIZE as u64;
+        let to = RemoteAddr { addr: peer.control.addr.wrapping_add(offset), ..peer.control };
+        let (op, bytes) = (SendOp::WriteImm(to, control_imm(piece)), control.encode());
+        self.channels[made].post(made, SendWr::new(0, op, Data::Inline(&bytes)), CONTROL)?;
+        self.next_piece = if piece + 1 < self.peer_pieces { piece + 1 } else { 0 };
+        Ok(())
+    }
+
+    /// The control message in a piece of memory, if there is such a piece.
+    pub(super) fn load_control(&self, piece: u16) -> Option<[u8; CONTROL_SIZE]> {
+        self.control.load(CONTROLS_AT + usize::from(piece) * CONTROL_SIZE).ok()
     }
 
     /// Why nothing can be started; `None` while connected.
@@ -489,7 +522,7 @@ impl Link {
             return;
         }
         let (Some(peer), Ok(sge)) = (&self.peer, self.probed.sge(0..8)) else { return };
-        let op = SendOp::Read(peer.probe);
+        let op = SendOp::Read(peer.control);
         match self.channels[made].post(made, SendWr::new(0, op, Data::Regions(&[sge])).signaled(), CONTROL) {
             Ok(()) => shared.counters.work_requests += 1,
             // Tried again later.
@@ -546,8 +579,74 @@ impl Link {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::super::test_pair::{config, connected};
+    use super::super::super::endpoint::Endpoint;
+    use super::super::super::test_pair::{config, connect, connected};
     use super::*;
+
+    /// The control messages in the peer's memory, in pieces from `first` on.
+    fn unread(endpoint: &Endpoint, first: u16, count: u16) -> Vec<Control> {
+        endpoint.shared.with_engine(|engine, _| {
+            let link = engine.link();
+            let pieces = link.channels[link.made].receives as u16;
+            let load = |number| link.load_control((first + number) % pieces).unwrap();
+            (0..count).map(|number| Control::decode(&load(number), CONTROL_SIZE as u32).unwrap()).collect()
+        })
+    }
+
+    /// One side does not poll, while the other one sends as many control messages as it can: none of them is overwritten. They are looked at in
+    /// memory, because the software device also carries them in its completions.
+    #[test]
+    fn control_messages_that_were_not_read_are_not_overwritten() {
+        for (mine, theirs, imm_window) in [(1, 1, 1), (1, 1, 3), (4, 1, 3), (1, 4, 2), (3, 3, 5), (8, 8, 3)] {
+            let side = |messages| EndpointConfig { messages, imm_window, ..config() };
+            let (here, there) = connect(&side(mine), &side(theirs));
+            let (messages, target) = (mine.min(theirs), here.allocate(8).unwrap());
+            // There is credit for each half of the window.
+            let each_credit = (imm_window / 2).max(1);
+            let credits = imm_window / each_credit;
+            let next_piece = || here.shared.with_engine(|engine, _| engine.link().next_piece);
+            let mut sequence = 0;
+            for round in 0..40 {
+                // The first request of a queue pair may poll, so it comes before the control messages.
+                let write = |imm| there.write_imm(there.allocate(8).unwrap(), .., &target.remote(), 0, imm);
+                let writes: Vec<_> = (0..credits * each_credit).map(|imm| write(imm).unwrap()).collect();
+                let first = next_piece();
+                let recvs: Vec<_> =
+                    (0..messages).map(|_| here.recv(here.allocate(8).unwrap(), ..).unwrap()).collect();
+                for imm in 0..credits * each_credit {
+                    assert_eq!(here.imm_recv().unwrap().wait().unwrap().imm, Some(imm));
+                }
+                let found = unread(&there, first, messages + credits as u16);
+                let mut credit = 0;
+                for (number, control) in found.iter().enumerate() {
+                    match control {
+                        Control::Buffer(buffer) => {
+                            assert_eq!((number < messages.into(), buffer.sequence), (true, sequence));
+                            sequence += 1;
+                        }
+                        Control::ImmCredit(granted) => {
+                            assert!(number >= messages.into() && *granted > credit, "{round}: {found:?}");
+                            credit = *granted;
+                        }
+                        Control::Close => panic!("round {round}: {found:?}"),
+                    }
+                }
+                for write in writes {
+                    write.wait().unwrap();
+                }
+                for _ in 0..messages {
+                    there.send(there.allocate(8).unwrap(), ..).unwrap().wait().unwrap();
+                }
+                for recv in recvs {
+                    assert_eq!(recv.wait().unwrap().bytes, 8);
+                }
+            }
+            assert_eq!(sequence, 40 * u32::from(messages));
+            let first = next_piece();
+            here.close();
+            assert_eq!(unread(&there, first, 1), [Control::Close]);
+        }
+    }
 
     /// Most requests of a batch are not signaled. If it is interrupted, completions tell nevertheless when they are over.
     #[test]

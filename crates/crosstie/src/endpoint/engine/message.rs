@@ -3,7 +3,7 @@
 //! ```text
 //!   receiver                                            sender
 //!   recv(buffer): lease a slot
-//!   announce: address, length, rkey  ---- SEND ------>  queue of announced buffers
+//!   announce: address, length, rkey  --- WRITE+IMM -->  queue of announced buffers
 //!                                                       send(buffer): the k-th send takes the k-th buffer
 //!   part i arrives on channel n+i    <-- WRITE+IMM ---  one part on each message channel that carries any
 //!   last part: the message is complete                  last completion: the message is sent

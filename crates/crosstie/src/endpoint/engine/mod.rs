@@ -37,7 +37,8 @@ pub(super) use link::Link;
 
 /// How often queue pairs are checked for ERR, and a drain is tried again.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Less time than this begins with the next poll. More time begins when the clock is read next, after at most 64 polls.
+/// Less time than this begins with the next poll. More time begins when the clock is read next: after at most 64 polls or started
+/// operations, and before a thread that waits or polls for the endpoint sleeps. [`EndpointConfig::deadline`] promises it.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What every part of the engine needs.
@@ -159,10 +160,8 @@ impl Engine {
         match side.resolve(table, &mut self.spare, SUCCESS, needs_none) {
             Ok(operation) => Started::Completed(operation),
             Err(side) => {
-                if let Some(timeout) = timeout
-                    && table.is_live(side.key())
-                {
-                    self.add_deadline(side.key(), timeout);
+                if let Some(timeout) = timeout {
+                    self.add_deadline(table, side.key(), timeout);
                 }
                 Started::InFlight(side)
             }
@@ -170,8 +169,8 @@ impl Engine {
     }
 
     #[inline]
-    fn add_deadline(&mut self, key: OperationKey, timeout: Duration) {
-        self.deadlines.add(key, timeout);
+    fn add_deadline(&mut self, table: &Table, key: OperationKey, timeout: Duration) {
+        self.deadlines.add(key, timeout, |key| table.is_live(key));
         if timeout < SHORT_TIMEOUT {
             self.clock.read_soon();
         }
@@ -217,7 +216,7 @@ impl Engine {
             count += 1;
             let (kind, timeout) = op.with_value(table, |operation| (operation.kind, operation.timeout));
             if let Some(timeout) = timeout {
-                self.add_deadline(op.key(), timeout);
+                self.add_deadline(table, op.key(), timeout);
             }
             self.start_operation(table, op, kind);
         });
@@ -278,11 +277,11 @@ impl Engine {
     }
 
     /// How long a thread may sleep without missing something that is due.
-    pub(super) fn max_sleep(&mut self, now: Instant) -> Duration {
+    pub(super) fn max_sleep(&mut self, table: &Table, now: Instant) -> Duration {
         // Time passes without polls.
         self.clock.read_soon();
-        let until_deadline =
-            self.deadlines.next(now).map_or(Duration::MAX, |at| at.saturating_duration_since(now));
+        let next_deadline = self.deadlines.next(now, |key| table.is_live(key));
+        let until_deadline = next_deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
         let check = match (self.link.is_idle(), self.retired.is_empty() && !self.link.is_draining()) {
             (true, true) => Duration::MAX,
             (_, false) => CHECK_INTERVAL,
