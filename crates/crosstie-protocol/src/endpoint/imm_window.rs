@@ -59,6 +59,8 @@ impl ImmSender {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImmReceiver {
     window: u32,
+    /// Immediates that are taken before credit is sent: half of the window, but at least one.
+    each_credit: u32,
     arrived: u32,
     taken: u32,
     announced: u32,
@@ -67,7 +69,8 @@ pub struct ImmReceiver {
 impl ImmReceiver {
     /// A window of so many immediates.
     pub const fn new(window: u32) -> ImmReceiver {
-        ImmReceiver { window, arrived: 0, taken: 0, announced: 0 }
+        let each_credit = if window < 2 { 1 } else { window / 2 };
+        ImmReceiver { window, each_credit, arrived: 0, taken: 0, announced: 0 }
     }
 
     /// An immediate arrived.
@@ -91,7 +94,7 @@ impl ImmReceiver {
     #[inline]
     pub const fn credit_due(&self) -> Option<u32> {
         let new = self.taken.wrapping_sub(self.announced);
-        if new > 0 && new >= self.window / 2 { Some(self.taken.wrapping_add(self.window)) } else { None }
+        if new >= self.each_credit { Some(self.taken.wrapping_add(self.window)) } else { None }
     }
 
     /// Notes that the credit was sent.

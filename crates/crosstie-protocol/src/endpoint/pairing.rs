@@ -79,11 +79,13 @@ impl<S> Pairing<S> {
     }
 
     /// Sends that wait.
+    #[inline]
     pub fn waiting_sends(&self) -> usize {
         self.sends.len()
     }
 
     /// Buffers that wait.
+    #[inline]
     pub fn waiting_buffers(&self) -> usize {
         self.buffers.len()
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::endpoint::imm_matching::ImmEvent;
 
 use super::buffer::{Lend, sealed};
-use super::cause::{Cause, Completed, Failed};
+use super::cause::{Cause, Completed, Failed, SUCCESS};
 use super::operation::Operation;
 use super::shared::Shared;
 use crate::ring::operation_table::FutureSide;
@@ -64,8 +64,7 @@ impl<B: Lend> OperationFuture<B> {
     pub fn try_take(&mut self) -> Option<OperationResult<B>> {
         match &mut self.0 {
             Inner::Completed(result) => result.take().map(Ok),
-            Inner::InFlight(handle) if handle.is_ended() => handle.take_result(),
-            Inner::InFlight(_) => None,
+            Inner::InFlight(handle) => handle.take_result(),
         }
     }
 
@@ -198,25 +197,33 @@ impl Handle {
         }
     }
 
+    /// Takes the result, if the operation has ended.
     #[inline]
     fn take_result<B: Lend>(&mut self) -> Option<OperationResult<B>> {
-        let side = self.side.take()?;
-        match Cause::decode(side.word(&self.shared.table).cause()) {
-            None => match side.take(&self.shared.table) {
-                Ok(operation) => complete(operation).map(Ok),
-                Err(side) => {
-                    // Success and the return of the memory are one step, so this does not happen.
-                    self.side = Some(side);
-                    None
-                }
-            },
-            Some(cause) => {
-                let handle = Handle { shared: self.shared.clone(), side: Some(side) };
-                let mut buffer = BufferReturn { handle, ready: None };
-                buffer.look();
-                Some(Err(Failed { cause, peer: self.shared.peer(), buffer }))
+        let word = self.side.as_ref()?.word(&self.shared.table);
+        if !word.is_ended() {
+            return None;
+        }
+        if word.cause() != SUCCESS {
+            return self.take_failure(word.cause());
+        }
+        match self.side.take()?.take(&self.shared.table) {
+            Ok(operation) => complete(operation).map(Ok),
+            Err(side) => {
+                // Success and the return of the memory are one step, so this does not happen.
+                self.side = Some(side);
+                None
             }
         }
+    }
+
+    #[cold]
+    fn take_failure<B: Lend>(&mut self, code: u16) -> Option<OperationResult<B>> {
+        let cause = Cause::decode(code)?;
+        let handle = Handle { shared: self.shared.clone(), side: Some(self.side.take()?) };
+        let mut buffer = BufferReturn { handle, ready: None };
+        buffer.look();
+        Some(Err(Failed { cause, peer: self.shared.peer(), buffer }))
     }
 
     fn wait_until(&self, deadline: Option<Instant>, for_back: bool) {

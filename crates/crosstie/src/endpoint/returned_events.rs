@@ -24,10 +24,14 @@ impl ReturnedEvents {
         self.has_any.store(true, Relaxed);
     }
 
-    /// Takes all events. Does not lock when there is nothing to take.
     #[inline]
+    pub(super) fn has_any(&self) -> bool {
+        self.has_any.load(Relaxed)
+    }
+
+    /// Takes all events. Does not lock when there is nothing to take.
     pub(super) fn take(&self) -> Vec<ImmEvent> {
-        if !self.has_any.load(Relaxed) {
+        if !self.has_any() {
             return Vec::new();
         }
         let mut events = self.lock();

@@ -144,6 +144,7 @@ impl Shared {
         self.engine.try_lock()
     }
 
+    #[inline(always)]
     pub(super) fn start_with(
         &self,
         mut engine: Guard<'_, Engine>,
@@ -165,6 +166,7 @@ impl Shared {
         self.finish_start(engine, started, timeout)
     }
 
+    #[inline(always)]
     fn finish_start(
         &self,
         engine: Guard<'_, Engine>,
@@ -172,8 +174,8 @@ impl Shared {
         timeout: Option<Duration>,
     ) -> Result<Started, Operation> {
         self.unlock(engine);
-        if let (Ok(Started::InFlight(side)), true) = (&started, timeout.is_some())
-            && self.config.progress == Progress::Thread
+        if self.config.progress == Progress::Thread
+            && let (Ok(Started::InFlight(side)), true) = (&started, timeout.is_some())
             && !side.word(&self.table).is_ended()
         {
             // The progress thread may sleep longer than the deadline allows.

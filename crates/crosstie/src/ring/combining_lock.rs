@@ -155,7 +155,7 @@ impl<T, O: Orders> CombiningLock<T, O> {
         self.lock(true)
     }
 
-    #[inline]
+    #[inline(always)]
     fn lock(&self, calls: bool) -> Option<Guard<'_, T, O>> {
         let me = thread_number();
         let owner = self.owner.load(Relaxed);
@@ -189,6 +189,7 @@ impl<T, O: Orders> CombiningLock<T, O> {
     }
 
     /// Takes the lock as a thread that is not the owner, or cannot enter as such. `calls`: lets the holder look, if there is one.
+    #[inline(never)]
     fn lock_as_any(&self, me: u64, calls: bool) -> Option<Guard<'_, T, O>> {
         let mut state = self.state.load(Relaxed);
         loop {

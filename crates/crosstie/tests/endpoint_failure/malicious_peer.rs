@@ -154,7 +154,8 @@ fn malformed_control_messages_end_the_connection() {
 fn control_messages_elsewhere_end_the_connection() {
     // No more than the peer has.
     let credit = control(2, 16, 0, 0, 0, 0);
-    let cases: [(&str, &dyn Fn(&mut RawPeer)); 4] = [
+    type Post<'a> = &'a dyn Fn(&mut RawPeer);
+    let cases: [(&str, Post<'_>); 4] = [
         ("no such piece", &|peer| peer.send_to(0, PIECES, &credit)),
         ("last number", &|peer| peer.send_to(0, (1 << 12) - 1, &credit)),
         ("generation without parts", &|peer| peer.send_to(0, 1 << 12, &credit)),
@@ -162,12 +163,12 @@ fn control_messages_elsewhere_end_the_connection() {
             peer.messages.post(&SendWr::new(1, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();
         }),
     ];
-    for (what, send) in cases {
+    for (what, post) in cases {
         let (endpoint, mut peer) = connect(&config());
         peer.send_to(3, 3, &credit);
         endpoint.progress();
         assert_eq!(endpoint.ended(), None, "any piece, in any order");
-        send(&mut peer);
+        post(&mut peer);
         assert_ends(&endpoint, &mut peer, what);
     }
 }
@@ -175,7 +176,8 @@ fn control_messages_elsewhere_end_the_connection() {
 /// The memory for control messages that the peer names does not exist, or is too short.
 #[test]
 fn announcing_into_memory_that_does_not_exist_ends_the_connection() {
-    let cases: [(&str, fn(&mut [u8])); 3] = [
+    type Forge = fn(&mut [u8]);
+    let cases: [(&str, Forge); 3] = [
         ("key", |address| address[16] ^= 0x55),
         ("address", |address| address[20..28].fill(0xff)),
         ("length", |address| {

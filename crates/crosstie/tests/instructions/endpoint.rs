@@ -16,11 +16,11 @@ const ROUNDS: u32 = 2000;
 const PAYLOAD: usize = 64;
 
 /// A `write`.
-const WRITE_LIMIT: u64 = 857;
+const WRITE_LIMIT: u64 = 707;
 /// A `write_imm` and its `imm_recv`.
-const IMMEDIATE_LIMIT: u64 = 9999;
+const IMMEDIATE_LIMIT: u64 = 2186;
 /// A `send` and its `recv`.
-const MESSAGE_LIMIT: u64 = 7369;
+const MESSAGE_LIMIT: u64 = 3733;
 
 /// Two endpoints that one thread drives.
 struct Pair {

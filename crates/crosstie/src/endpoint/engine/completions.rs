@@ -75,13 +75,15 @@ impl Link {
     }
 
     fn handle_taken(&mut self, shared: &mut Shared<'_>, count: usize) {
+        self.counts_receives |= count >= self.fewest_receives;
         for index in 0..count {
             let completion = self.completions.taken[index];
             self.handle(shared, completion);
         }
         self.completions.clear();
-        if count < POLL_BATCH {
+        if self.counts_receives && count < POLL_BATCH {
             self.channels.iter_mut().for_each(|channel| channel.used_receives = 0);
+            self.counts_receives = false;
         }
     }
 
@@ -133,7 +135,7 @@ impl Link {
         }
         self.has_received = true;
         let channel = usize::from(id.qp);
-        {
+        if self.counts_receives {
             let channel = &mut self.channels[channel];
             channel.used_receives += 1;
             shared.counters.empty_receive_queues += u64::from(channel.used_receives == channel.receives);

@@ -65,14 +65,19 @@ pub(super) struct Channel {
     pub(super) unsignaled: u32,
     /// Receives that are kept posted.
     pub(super) receives: u32,
-    /// Receives that completed since the completion queue was seen empty.
+    /// Receives that completed since the completion queue was seen empty, if they are counted.
     pub(super) used_receives: u32,
 }
 
 impl Channel {
     /// Posts a request. The send queue has room.
-    #[inline]
-    pub(super) fn post(&mut self, index: usize, wr: SendWr<'_>, mut posted: Posted) -> Result<(), PostError> {
+    pub(super) fn post(&mut self, index: usize, wr: SendWr<'_>, posted: Posted) -> Result<(), PostError> {
+        self.post_inlined(index, wr, posted)
+    }
+
+    /// [`post`](Channel::post), where the request is made in place: it is long.
+    #[inline(always)]
+    fn post_inlined(&mut self, index: usize, wr: SendWr<'_>, mut posted: Posted) -> Result<(), PostError> {
         posted.signaled = wr.signaled || self.unsignaled + 1 >= SIGNAL_INTERVAL;
         let wr_id = WrId {
             kind: posted.kind,
@@ -172,6 +177,10 @@ pub(in crate::endpoint) struct Link {
     pub(super) max_message: u64,
     pub(super) max_pieces: usize,
     pub(super) completions: TakenCompletions,
+    /// Whether the receives that complete are counted, to notice an empty receive queue. Fewer completions than `fewest_receives` without an
+    /// empty completion queue between them cannot use up all of any queue pair.
+    pub(super) counts_receives: bool,
+    pub(super) fewest_receives: usize,
     pub(super) slots: Slots,
     pub(super) work: Box<[Option<SlotWork>]>,
     /// Operations without a slot.
@@ -223,6 +232,8 @@ impl Link {
                 used_receives: 0,
             });
         }
+        let fewest_receives = channels.iter().map(|channel| channel.receives as usize).min();
+        let fewest_receives = fewest_receives.unwrap_or(0).min(POLL_BATCH);
         let operations = config.operations as usize;
         let slots = Slots::new(usize::from(config.slots));
         let control = pd.allocate(
@@ -255,6 +266,8 @@ impl Link {
             max_message: device.attr().max_message.min(u32::MAX.into()),
             max_pieces: max_pieces as usize,
             completions: TakenCompletions::new(),
+            counts_receives: false,
+            fewest_receives,
             work: (0..slots.len()).map(|_| None).collect(),
             waiting: VecDeque::with_capacity(operations),
             unposted: VecDeque::with_capacity(slots.len()),
@@ -342,13 +355,14 @@ impl Link {
     }
 
     /// Posts a control message. Nothing waits for its completion: its bytes were taken with the post.
+    #[inline]
     pub(super) fn post_control(&mut self, control: &Control) -> Result<(), PostError> {
         let Some(peer) = &self.peer else { return Err(PostError::Invalid("there is no peer")) };
         let (made, piece) = (self.made, self.next_piece);
         let offset = CONTROLS_AT as u64 + u64::from(piece) * CONTROL_SIZE as u64;
         let to = RemoteAddr { addr: peer.control.addr.wrapping_add(offset), ..peer.control };
         let (op, bytes) = (SendOp::WriteImm(to, control_imm(piece)), control.encode());
-        self.channels[made].post(made, SendWr::new(0, op, Data::Inline(&bytes)), CONTROL)?;
+        self.channels[made].post_inlined(made, SendWr::new(0, op, Data::Inline(&bytes)), CONTROL)?;
         self.next_piece = if piece + 1 < self.peer_pieces { piece + 1 } else { 0 };
         Ok(())
     }

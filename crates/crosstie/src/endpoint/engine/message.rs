@@ -37,7 +37,9 @@ impl Link {
         buffer: AnnouncedBuffer,
     ) -> Result<(), Violation> {
         self.pairing.announce(buffer)?;
-        self.pair_sends(shared);
+        if self.pairing.waiting_sends() > 0 {
+            self.pair_sends(shared);
+        }
         Ok(())
     }
 

@@ -37,6 +37,8 @@ pub(super) use link::Link;
 
 /// How often queue pairs are checked for ERR, and a drain is tried again.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// Polls that take longer than this since the clock was read are slow: then each of them reads it. Nothing here is due to the millisecond.
+const SLOW_POLLS: Duration = Duration::from_millis(1);
 /// Less time than this begins with the next poll. More time begins when the clock is read next: after at most 64 polls or started
 /// operations, and before a thread that waits or polls for the endpoint sleeps. [`EndpointConfig::deadline`] promises it.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -105,7 +107,7 @@ impl Engine {
             link: Link::new(device, pd, config)?,
             retired: Vec::new(),
             deadlines: Deadlines::new(config.operations),
-            clock: PollClock::new(),
+            clock: PollClock::with_slow(SLOW_POLLS),
             next_check: Instant::now(),
             counters: EndpointCounters::default(),
             status: status.clone(),
@@ -132,7 +134,7 @@ impl Engine {
     /// Starts an operation at once, behind those that were submitted, and polls the device if that may end it. Hands the operation back if there
     /// are too many. An operation of which nothing is left to do, as is usual where the poster's thread executes it, comes back without a
     /// future.
-    #[inline]
+    #[inline(always)]
     pub(super) fn start(
         &mut self,
         table: &Table,
@@ -153,7 +155,7 @@ impl Engine {
     }
 
     /// Decides whether a started operation needs a future.
-    #[inline]
+    #[inline(always)]
     fn resolve(&mut self, table: &Table, side: PrivateSide, timeout: Option<Duration>) -> Started {
         // The immediate of an `imm_recv` must not be lost if its future is dropped, so it has one.
         let needs_none = |operation: &Operation| operation.kind != Kind::ImmRecv;
@@ -240,8 +242,10 @@ impl Engine {
             Kind::Send => link.start_send(&mut shared, op),
             Kind::Recv => link.start_recv(&mut shared, op),
             Kind::ImmRecv => {
-                let returned = self.returned_events.take();
-                returned.into_iter().for_each(|event| link.put_back(&mut shared, event));
+                if self.returned_events.has_any() {
+                    let returned = self.returned_events.take();
+                    returned.into_iter().for_each(|event| link.put_back(&mut shared, event));
+                }
                 link.start_imm_recv(&mut shared, op);
             }
             _ => link.start_transfer(&mut shared, op),

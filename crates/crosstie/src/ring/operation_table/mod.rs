@@ -166,7 +166,12 @@ impl<T, O: Orders> OperationTable<T, O> {
     /// Puts an entry into the free list.
     #[inline]
     fn push_free(&self, index: u32) {
-        let entry = &self.entries[index as usize];
+        self.push_free_entry(&self.entries[index as usize], index);
+    }
+
+    /// The same, for an entry that was looked up.
+    #[inline]
+    fn push_free_entry(&self, entry: &Entry<T>, index: u32) {
         let mut head = self.free.load(Relaxed);
         loop {
             entry.next.store(u64::from(head as u32), Relaxed);
@@ -202,7 +207,7 @@ impl<T, O: Orders> OperationTable<T, O> {
     }
 
     /// Starts an operation that the engine has at once: it is not submitted. Hands the value back if all entries are in use.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lease_private(
         &self,
         value: T,
@@ -281,8 +286,7 @@ impl<T, O: Orders> OperationTable<T, O> {
 
     #[inline]
     fn word(&self, key: OperationKey) -> OperationWord {
-        // Acquire, partner: `Orders::GIVE_BACK`.
-        OperationWord::from_bits(self.entry(key).word.load(Acquire))
+        self.entry(key).word()
     }
 
     /// Changes the word. Returns the words before and after the change; `None` if `change` does.
@@ -293,18 +297,7 @@ impl<T, O: Orders> OperationTable<T, O> {
         order: Ordering,
         change: impl Fn(OperationWord) -> Option<OperationWord>,
     ) -> Option<(OperationWord, OperationWord)> {
-        let word = &self.entry(key).word;
-        let mut old = OperationWord::from_bits(word.load(Relaxed));
-        loop {
-            if old.generation() != key.generation {
-                return None;
-            }
-            let new = change(old)?;
-            match word.compare_exchange_weak(old.bits(), new.bits(), order, Relaxed) {
-                Ok(_) => return Some((old, new)),
-                Err(now) => old = OperationWord::from_bits(now),
-            }
-        }
+        self.entry(key).update(key, order, change)
     }
 
     /// Whether this operation has not ended.
@@ -367,6 +360,35 @@ impl<T, O: Orders> OperationTable<T, O> {
         let word = OperationWord::from_bits(entry.word.load(Relaxed));
         entry.word.store(word.retire().bits(), Relaxed);
         self.push_free(key.index);
+    }
+}
+
+impl<T> Entry<T> {
+    #[inline]
+    fn word(&self) -> OperationWord {
+        // Acquire, partner: `Orders::GIVE_BACK`.
+        OperationWord::from_bits(self.word.load(Acquire))
+    }
+
+    /// See [`OperationTable::update`]. `key` is of an operation in this entry.
+    #[inline]
+    fn update(
+        &self,
+        key: OperationKey,
+        order: Ordering,
+        change: impl Fn(OperationWord) -> Option<OperationWord>,
+    ) -> Option<(OperationWord, OperationWord)> {
+        let mut old = OperationWord::from_bits(self.word.load(Relaxed));
+        loop {
+            if old.generation() != key.generation {
+                return None;
+            }
+            let new = change(old)?;
+            match self.word.compare_exchange_weak(old.bits(), new.bits(), order, Relaxed) {
+                Ok(_) => return Some((old, new)),
+                Err(now) => old = OperationWord::from_bits(now),
+            }
+        }
     }
 }
 

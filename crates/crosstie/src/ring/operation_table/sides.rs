@@ -59,7 +59,8 @@ impl EngineSide {
     #[inline]
     pub(crate) fn give_back<T, O: Orders>(self, table: &OperationTable<T, O>, cause: u16) -> bool {
         let change = |word: OperationWord| word.give_back(cause);
-        let word = &table.entry(self.0).word;
+        let entry = table.entry(self.0);
+        let word = &entry.word;
         let private = OperationWord::from_bits(word.load(Relaxed));
         if private.is_private() {
             // Nobody else changes the word. Release, partner: the Acquire load in `resolve`.
@@ -68,7 +69,7 @@ impl EngineSide {
             return !private.is_ended();
         }
         // Only this side gives the value back, and only once.
-        let Some((before, after)) = table.update(self.0, O::GIVE_BACK, change) else { return false };
+        let Some((before, after)) = entry.update(self.0, O::GIVE_BACK, change) else { return false };
         if after.is_unused() {
             table.retire(self.0);
         } else {
@@ -87,7 +88,7 @@ impl PrivateSide {
 
     /// Takes the value if it is back and the operation has ended with this cause. Else publishes the operation: it has a future then.
     /// `accept` may refuse the value, so that it stays in the entry.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn resolve<T, O: Orders>(
         self,
         table: &OperationTable<T, O>,
@@ -95,8 +96,8 @@ impl PrivateSide {
         cause: u16,
         accept: impl FnOnce(&T) -> bool,
     ) -> Result<T, FutureSide> {
-        let word = table.word(self.0);
         let entry = table.entry(self.0);
+        let word = entry.word();
         let value = if word.is_back() && word.cause() == cause {
             // SAFETY: the value is back, so the engine does not access it any more, and there is no future: only this side accesses
             // it. The engine's accesses happened before the change of the word that was loaded above.
@@ -151,17 +152,17 @@ impl FutureSide {
     /// Takes the value, if it is back, and frees the entry.
     #[inline]
     pub(crate) fn take<T, O: Orders>(self, table: &OperationTable<T, O>) -> Result<T, FutureSide> {
-        let word = table.word(self.0);
+        let entry = table.entry(self.0);
+        let word = entry.word();
         if !word.is_back() {
             return Err(self);
         }
-        let entry = table.entry(self.0);
         // SAFETY: the value is back, so it belongs to the future, of which this is the only side. The engine's accesses happened
         // before the change of the word that was loaded above.
         let value = entry.value.with_mut(|at| unsafe { (*at).take() });
         // Nobody else changes a word that is back: it has ended, so it cannot be ended again. So no exchange is needed.
         entry.word.store(word.retire().bits(), Relaxed);
-        table.push_free(self.0.index);
+        table.push_free_entry(entry, self.0.index);
         Ok(value.expect("an operation that is back has its value until its future takes it"))
     }
 
