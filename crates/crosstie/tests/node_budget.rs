@@ -168,10 +168,10 @@ fn instruction_limits(kind: &str) -> [u64; 2] {
         ("ipc, bytes", true) => [1570, 1430],
         ("delegation, typed", true) => [1730, 1550],
         (_, true) => [1760, 1600],
-        ("ipc, typed", false) => [600, 460],
-        ("ipc, bytes", false) => [730, 580],
-        ("delegation, typed", false) => [690, 570],
-        (_, false) => [810, 690],
+        ("ipc, typed", false) => [513, 294],
+        ("ipc, bytes", false) => [662, 447],
+        ("delegation, typed", false) => [606, 404],
+        (_, false) => [764, 560],
     }
 }
 

@@ -26,7 +26,7 @@ const KEYS: usize = 512;
 
 /// Most instructions of a request.
 const LIMITS: [(&str, u64); 3] =
-    [("one node", 450), ("two nodes, Meta", 1967), ("two nodes, Delegation", 2016)];
+    [("one node", 363), ("two nodes, Meta", 1894), ("two nodes, Delegation", 1948)];
 
 #[test]
 fn requests_stay_within_their_instruction_limits() {

@@ -13,11 +13,11 @@ const ROUNDS: u32 = 300;
 const DEPTH: u32 = 64;
 
 /// One call at a time.
-const ALONE_LIMIT: u64 = 2309;
+const ALONE_LIMIT: u64 = 2144;
 /// [`DEPTH`] calls at a time.
-const BATCHED_LIMIT: u64 = 655;
+const BATCHED_LIMIT: u64 = 648;
 /// The same, with requests that go through the queue of [`Context::recv`].
-const QUEUED_LIMIT: u64 = 794;
+const QUEUED_LIMIT: u64 = 793;
 /// [`DEPTH`] typed calls at a time.
 const TYPED_LIMIT: u64 = 872;
 

@@ -11,9 +11,9 @@ const ROUNDS: u32 = 1000;
 const PAYLOAD: usize = 32;
 
 /// A WRITE+IMM whose bytes are taken from the completion.
-const WRITE_IMM_LIMIT: u64 = 540;
+const WRITE_IMM_LIMIT: u64 = 536;
 /// The same, with a shared receive queue.
-const SHARED_LIMIT: u64 = 610;
+const SHARED_LIMIT: u64 = 600;
 /// A SEND into the memory of its receive.
 const SEND_LIMIT: u64 = 806;
 
