@@ -266,3 +266,25 @@ fn path_is_reported_and_another_one_is_refused() {
     assert!(error.to_string().contains("software"), "{error}");
     assert!(strict.path().is_none());
 }
+
+/// A receiver whose completion queue is never empty, because it is behind, has posted its receives again all the same.
+#[test]
+fn receiver_that_is_behind_does_not_find_its_receive_queue_empty() {
+    let config = EndpointConfig { imm_window: 100, ..config(1, Progress::Caller) };
+    let pair = Pair::new(&config);
+    let target = pair.there.allocate(64).unwrap();
+    let write = |imm| pair.here.write_imm(filled(&pair.here, 8, 0), .., &target.remote(), 0, imm).unwrap();
+    let (mut next, mut waiting) = (1, write(0));
+    for received in 0..20 {
+        // As many as there is credit for, and one more.
+        pair.here.progress();
+        while waiting.is_ended() {
+            waiting = write(next);
+            next += 1;
+        }
+        for number in 0..50 {
+            assert_eq!(pair.there.imm_recv().unwrap().wait().unwrap().imm, Some(50 * received + number));
+        }
+    }
+    assert_eq!(pair.there.counters().empty_receive_queues, 0);
+}

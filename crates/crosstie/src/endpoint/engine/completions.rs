@@ -75,15 +75,15 @@ impl Link {
     }
 
     fn handle_taken(&mut self, shared: &mut Shared<'_>, count: usize) {
-        self.counts_receives |= count >= self.fewest_receives;
+        // All of them were in the queue before a receive is posted again.
+        self.counts_receives = count >= self.fewest_receives;
         for index in 0..count {
             let completion = self.completions.taken[index];
             self.handle(shared, completion);
         }
         self.completions.clear();
-        if self.counts_receives && count < POLL_BATCH {
+        if self.counts_receives {
             self.channels.iter_mut().for_each(|channel| channel.used_receives = 0);
-            self.counts_receives = false;
         }
     }
 

@@ -65,7 +65,7 @@ pub(super) struct Channel {
     pub(super) unsignaled: u32,
     /// Receives that are kept posted.
     pub(super) receives: u32,
-    /// Receives that completed since the completion queue was seen empty, if they are counted.
+    /// Receives among the completions that were taken together, if they are counted.
     pub(super) used_receives: u32,
 }
 
@@ -177,8 +177,8 @@ pub(in crate::endpoint) struct Link {
     pub(super) max_message: u64,
     pub(super) max_pieces: usize,
     pub(super) completions: TakenCompletions,
-    /// Whether the receives that complete are counted, to notice an empty receive queue. Fewer completions than `fewest_receives` without an
-    /// empty completion queue between them cannot use up all of any queue pair.
+    /// Whether receives are counted, to notice an empty receive queue: fewer completions than `fewest_receives` that were taken together cannot
+    /// be all receives of any queue pair. Those that were taken one batch after the other say nothing, because receives were posted again in between.
     pub(super) counts_receives: bool,
     pub(super) fewest_receives: usize,
     pub(super) slots: Slots,
@@ -233,7 +233,7 @@ impl Link {
             });
         }
         let fewest_receives = channels.iter().map(|channel| channel.receives as usize).min();
-        let fewest_receives = fewest_receives.unwrap_or(0).min(POLL_BATCH);
+        let fewest_receives = fewest_receives.unwrap_or(0);
         let operations = config.operations as usize;
         let slots = Slots::new(usize::from(config.slots));
         let control = pd.allocate(
