@@ -58,7 +58,7 @@ impl Deadlines {
             if !is_live(key) {
                 continue;
             }
-            // A deadline that the clock cannot reach is none.
+            // A time beyond the range of the clock never comes, so it needs no entry.
             let Some(deadline) = now.checked_add(timeout) else { continue };
             self.places[key.index as usize] = Some((key, deadline));
             self.next = Some(self.next.map_or(deadline, |next| next.min(deadline)));
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(expire(&mut deadlines, &table, start + 12 * second), 1);
         assert_eq!(ended(), [false, true, false]);
         assert_eq!(expire(&mut deadlines, &table, start + 1000 * second), 1);
-        assert_eq!(ended(), [true, true, false], "a deadline that the clock cannot reach is none");
+        assert_eq!(ended(), [true, true, false], "a time beyond the range of the clock never comes");
     }
 
     /// Operations that use the same entry one after the other between two readings of the clock do not get each other's deadlines; and
