@@ -6,22 +6,16 @@ use super::wire::{self, ALIGNMENT, HEADER_SIZE, Header};
 
 /// Memory from which the endpoint loads headers and metadata. It loads each once, checks the copy, and never loads it again.
 pub trait RingBytes {
-    /// Loads `N` bytes from `offset`. The endpoint stays inside the ring whose size its parameters name.
-    fn load<const N: usize>(&self, offset: usize) -> [u8; N];
-
-    /// Loads 16 bytes from `offset`, as two numbers.
-    #[inline]
-    fn load_words(&self, offset: usize) -> [u64; 2] {
-        let bytes = u128::from_le_bytes(self.load(offset));
-        [bytes as u64, (bytes >> 64) as u64]
-    }
+    /// Loads the 16 bytes at `offset`, as two little-endian numbers. The endpoint stays inside the ring whose size its parameters name.
+    fn load_words(&self, offset: usize) -> [u64; 2];
 }
 
 impl RingBytes for [u8] {
     #[inline]
-    fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
-        let bytes = &self[offset..offset + N];
-        core::array::from_fn(|i| bytes[i])
+    fn load_words(&self, offset: usize) -> [u64; 2] {
+        let bytes = &self[offset..offset + 16];
+        let number = u128::from_le_bytes(core::array::from_fn(|i| bytes[i]));
+        [number as u64, (number >> 64) as u64]
     }
 }
 

@@ -126,14 +126,14 @@ impl Receiver {
         }
         let offset = self.check_place(delta)?;
         if is_compact {
-            let head = CompactHead::decode(&ring.load(offset as usize));
+            let head = CompactHead::from_numbers(ring.load_words(offset as usize));
             let CompactHead { call_id, piggyback, .. } = head;
             self.compact = Some(Header { call_id, piggyback, payload_len: imm & !COMPACT_FLAG });
             self.received += delta;
             self.messages_left = 1;
             return Ok(BatchFront::Compact(head));
         }
-        let metadata = FlowMetadata::decode(&ring.load(offset as usize))?;
+        let metadata = FlowMetadata::from_words([0, 16].map(|at| ring.load_words(offset as usize + at)))?;
         if metadata.message_count != WRAP_MESSAGE_COUNT {
             self.received += delta;
             self.cursor += METADATA;

@@ -174,11 +174,16 @@ impl FlowMetadata {
     /// Decodes metadata. Its padding must be zero and its numbers multiples of [`ALIGNMENT`].
     #[inline]
     pub fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Result<Self, Violation> {
-        let consumer_pos = u64::from_le_bytes(bytes_at(bytes, 0));
-        let credit_grant = u64::from_le_bytes(bytes_at(bytes, 8));
-        let message_count = u32::from_le_bytes(bytes_at(bytes, 16));
-        let padding: [u8; 12] = bytes_at(bytes, 20);
-        if padding != [0; 12] {
+        let [first, second] = [0, 16].map(|at| u128::from_le_bytes(bytes_at(bytes, at)));
+        FlowMetadata::from_words([first, second].map(|half| [half as u64, (half >> 64) as u64]))
+    }
+
+    /// As [`decode`](FlowMetadata::decode), from the bytes as little-endian numbers.
+    #[inline]
+    pub const fn from_words(words: [[u64; 2]; 2]) -> Result<Self, Violation> {
+        let [[consumer_pos, credit_grant], [third, fourth]] = words;
+        let message_count = third as u32;
+        if third >> 32 != 0 || fourth != 0 {
             return Err(Violation::Padding);
         }
         if !consumer_pos.is_multiple_of(ALIGNMENT) {
@@ -245,17 +250,18 @@ impl CompactHead {
     pub const fn decode(bytes: &[u8; COMPACT_HEAD_SIZE]) -> Self {
         // As one number: the compiler would move single bytes otherwise.
         let head = u128::from_le_bytes(*bytes);
-        CompactHead::from_numbers(head as u64, (head >> 64) as u64)
+        CompactHead::from_numbers([head as u64, (head >> 64) as u64])
     }
 
     /// Decodes a head from words of memory, which have its bytes.
     #[inline]
     pub const fn from_words(first: u64, second: u64) -> Self {
-        CompactHead::from_numbers(u64::from_le(first), u64::from_le(second))
+        CompactHead::from_numbers([u64::from_le(first), u64::from_le(second)])
     }
 
+    /// As [`decode`](CompactHead::decode), from the bytes as little-endian numbers.
     #[inline]
-    const fn from_numbers(first: u64, second: u64) -> Self {
+    pub(super) const fn from_numbers([first, second]: [u64; 2]) -> Self {
         CompactHead {
             call_id: first as u32,
             piggyback: (first >> 32) as u32,

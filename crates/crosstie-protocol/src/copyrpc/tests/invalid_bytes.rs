@@ -26,14 +26,14 @@ struct Announced<'a> {
 }
 
 impl RingBytes for Announced<'_> {
-    fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
+    fn load_words(&self, offset: usize) -> [u64; 2] {
         assert!(
-            self.from <= offset && offset + N <= self.to,
-            "reads {offset}+{N} of {}..{}",
+            self.from <= offset && offset + 16 <= self.to,
+            "reads {offset}+16 of {}..{}",
             self.from,
             self.to
         );
-        self.bytes.load(offset)
+        self.bytes.load_words(offset)
     }
 }
 

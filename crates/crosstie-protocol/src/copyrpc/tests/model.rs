@@ -12,9 +12,7 @@ use std::string::{String, ToString};
 use std::vec;
 use std::vec::Vec;
 
-use super::super::wire::{
-    COMPACT_HEAD_SIZE, CompactHead, FLOW_METADATA_SIZE, FlowMetadata, HEADER_SIZE, Header,
-};
+use super::super::wire::{COMPACT_FLAG, CompactHead, FlowMetadata, HEADER_SIZE, Header};
 use super::super::*;
 use super::BrokenRule;
 
@@ -57,20 +55,21 @@ struct Batch {
 }
 
 impl RingBytes for Batch {
-    fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
-        let mut bytes = [0; N];
-        if N == COMPACT_HEAD_SIZE && offset == self.offset {
-            let [(_, header)] = self.headers.as_slice() else { panic!("not a compact batch") };
-            bytes.copy_from_slice(&CompactHead::new(&self.metadata, header).encode());
-        } else if N == FLOW_METADATA_SIZE {
+    fn load_words(&self, offset: usize) -> [u64; 2] {
+        let metadata = self.metadata.encode();
+        let mut bytes = [0; 16];
+        if self.imm & COMPACT_FLAG != 0 {
             assert_eq!(offset, self.offset);
-            bytes.copy_from_slice(&self.metadata.encode());
+            let [(_, header)] = self.headers.as_slice() else { panic!("not a compact batch") };
+            bytes = CompactHead::new(&self.metadata, header).encode();
+        } else if let Some(half @ (0 | 16)) = offset.checked_sub(self.offset) {
+            bytes.copy_from_slice(&metadata[half..half + 16]);
         } else {
             let (_, header) =
                 self.headers.iter().find(|(at, _)| *at == offset).expect("the endpoint only loads headers");
             bytes[..HEADER_SIZE].copy_from_slice(&header.encode());
         }
-        bytes
+        bytes.as_slice().load_words(0)
     }
 }
 

@@ -461,7 +461,7 @@ pub(super) fn check_accept_compact<U: Clone + Debug + PartialEq>(
     }
     let (mut at_once, mut in_steps) = (endpoint.clone(), endpoint.clone());
     let accepted = in_steps.accept_batch(imm, ring).and_then(|()| in_steps.next_message(ring));
-    let head = CompactHead::decode(&ring.load(endpoint.next_offset()));
+    let head = CompactHead::from_numbers(ring.load_words(endpoint.next_offset()));
     let payload_len = imm & !wire::COMPACT_FLAG;
     let message = at_once.accept_compact(payload_len, &head);
     check_try_accept(endpoint, payload_len, &head, &message, &at_once);

@@ -108,14 +108,9 @@ struct ConnectedState<U> {
 }
 
 impl RingBytes for RingRegion {
-    #[inline]
-    fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
-        // The protocol stays inside the ring, whose size it knows. Zeros stand for bytes outside.
-        Mr::load(self, offset).unwrap_or([0; N])
-    }
-
     #[inline(always)]
     fn load_words(&self, offset: usize) -> [u64; 2] {
+        // The protocol stays inside the ring, whose size it knows.
         RingRegion::load_words(self, offset)
     }
 }
