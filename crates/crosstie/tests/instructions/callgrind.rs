@@ -20,6 +20,7 @@
 //!
 //! Counts are the same in every run only if one thread does all the work. Valgrind limits the address space: use small segments.
 
+use std::io::Write;
 use std::process::{Command, Stdio};
 
 /// Environment variable that tells a child process its task.
@@ -30,9 +31,17 @@ pub(crate) fn task() -> Option<String> {
     std::env::var(TASK).ok()
 }
 
+/// Introduces the line that tells where the work begins and ends.
+pub(crate) const MEASURED: &str = "crosstie measures between";
+
 /// Runs the work that is counted.
 pub(crate) fn measure(work: &mut dyn FnMut()) {
+    // In one piece: another tool of valgrind prints lines of its own in between.
+    let [begin, end] =
+        [crosstie_measured as *const (), work_done as *const ()].map(|function| function as usize);
+    std::io::stderr().write_all(format!("{MEASURED} {begin:x} {end:x}\n").as_bytes()).unwrap();
     crosstie_measured(work);
+    work_done();
 }
 
 /// Callgrind knows the function by this name, behind the names of its modules.
@@ -41,16 +50,27 @@ fn crosstie_measured(work: &mut dyn FnMut()) {
     work();
 }
 
-/// Counts the instructions of the work that a test [measures](measure) when it is given a task. `test` is the name of the test as its
-/// program lists it, with its module.
-pub(crate) fn count(test: &str, task: &str) -> u64 {
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*crosstie_measured*"])
+#[inline(never)]
+fn work_done() {
+    std::hint::black_box(MEASURED);
+}
+
+/// Runs a test with a task, under valgrind with these arguments. `test` is the name of the test as its program lists it, with its module.
+pub(crate) fn valgrind(arguments: &[&str], test: &str, task: &str) -> Command {
+    let mut command = Command::new("valgrind");
+    command
+        .args(arguments)
         .arg(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
         .env(TASK, task)
-        .stdin(Stdio::null())
-        .output();
+        .stdin(Stdio::null());
+    command
+}
+
+/// Counts the instructions of the work that a test [measures](measure) when it is given a task.
+pub(crate) fn count(test: &str, task: &str) -> u64 {
+    let tool = ["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*crosstie_measured*"];
+    let output = valgrind(&tool, test, task).output();
     let output = output.unwrap_or_else(|error| {
         panic!("valgrind cannot be started ({error}): install the Debian package `valgrind`")
     });

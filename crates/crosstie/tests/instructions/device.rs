@@ -5,7 +5,7 @@ use crosstie::device::{
     SrqConfig, software,
 };
 
-use super::{assert_limit, callgrind};
+use super::{assert_limit, callgrind, split_loads};
 
 const ROUNDS: u32 = 1000;
 const PAYLOAD: usize = 32;
@@ -79,9 +79,15 @@ impl Pair {
 fn short_messages_stay_within_their_instruction_budget() {
     const NAME: &str = "device::short_messages_stay_within_their_instruction_budget";
     let Some(task) = callgrind::task() else {
-        assert_limit(NAME, "write with immediate", ROUNDS, WRITE_IMM_LIMIT);
-        assert_limit(NAME, "write with immediate, shared receives", ROUNDS, SHARED_LIMIT);
-        return assert_limit(NAME, "send", ROUNDS, SEND_LIMIT);
+        for (task, limit) in [
+            ("write with immediate", WRITE_IMM_LIMIT),
+            ("write with immediate, shared receives", SHARED_LIMIT),
+            ("send", SEND_LIMIT),
+        ] {
+            assert_limit(NAME, task, ROUNDS, limit);
+            split_loads::assert_none(NAME, task, ROUNDS);
+        }
+        return;
     };
     let mut pair = Pair::new(task.contains("shared"));
     let mut work = |rounds| match task.as_str() {

@@ -11,6 +11,7 @@ mod copyrpc;
 mod device;
 mod endpoint;
 mod node;
+mod split_loads;
 
 /// How often a task is measured that takes more instructions than its limit. Some of them are for what is due every few milliseconds, and on
 /// a busy machine that is more often.
