@@ -58,9 +58,17 @@ impl<const INDEX_BITS: u32, const BITS: u32> Key<INDEX_BITS, BITS> {
 
     /// The next key of the same index.
     pub const fn next(self) -> Self {
-        let next = self.0.wrapping_add(Self::INDICES) & (u32::MAX >> (32 - BITS));
-        // The generation is zero: behind the last one comes the first.
-        if next < Self::INDICES { Key(next + Self::INDICES) } else { Key(next) }
+        match self.0.checked_add(Self::INDICES) {
+            Some(next) if next <= u32::MAX >> (32 - BITS) => Key(next),
+            _ => self.first_again(),
+        }
+    }
+
+    /// Behind the last generation comes the first.
+    #[cold]
+    #[inline(never)]
+    const fn first_again(self) -> Self {
+        Self::first(self.0)
     }
 }
 
