@@ -235,7 +235,8 @@ impl<U> Context<U> {
         on_request: impl FnMut(&mut S, Request<'_, U>),
         on_response: impl FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
     ) -> usize {
-        let mut handler = LendRequests { core: &self.core, state, on_request, on_response, requests: 0 };
+        let mut handler =
+            LendRequests { core: &self.core, state, on_request, on_response, held: None, requests: 0 };
         let ended = self.core.poll(&mut handler);
         handler.requests + ended
     }

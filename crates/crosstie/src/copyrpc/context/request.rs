@@ -17,8 +17,9 @@ use crate::copyrpc::payload::{Payload, ShortPayload};
 #[must_use = "the peer waits for a response"]
 pub struct Request<'c, U> {
     lent: LentRequest<'c, U>,
-    /// The request, if it waited for the handler; for example until its bulk payload had arrived. The payload and the token are there.
-    held: Option<&'c mut Option<RecvHandle<U>>>,
+    /// The request, if it waited for the handler; for example until its bulk payload had arrived. The payload and the token are there, and
+    /// `lent` has no token.
+    held: &'c mut Option<RecvHandle<U>>,
 }
 
 /// A request that has just arrived.
@@ -40,18 +41,15 @@ impl<'c, U> Request<'c, U> {
     /// The payload.
     #[inline(always)]
     pub fn data(&self) -> Payload<'_> {
-        match &self.held {
-            None => self.lent.payload,
-            Some(held) => held_data(held),
-        }
+        if self.lent.needs_reply() { self.lent.payload } else { held_data(self.held) }
     }
 
     /// The longest response that the caller allows.
     #[inline(always)]
     pub fn response_limit(&self) -> u64 {
-        match &self.held {
-            None => self.lent.response_limit(),
-            Some(held) => held.as_ref().map_or(0, RecvHandle::response_limit),
+        match &self.lent.reply_token {
+            Some(token) => token.max_len(),
+            None => self.held.as_ref().map_or(0, RecvHandle::response_limit),
         }
     }
 
@@ -77,10 +75,7 @@ impl<'c, U> Request<'c, U> {
     /// The request without what few requests need; or that request, if it waited for the handler.
     #[inline(always)]
     pub(in crate::copyrpc) fn into_lent(self) -> Result<LentRequest<'c, U>, RecvHandle<U>> {
-        match self.held {
-            None => Ok(self.lent),
-            Some(held) => Err(take_held(held, self.lent)),
-        }
+        if self.lent.needs_reply() { Ok(self.lent) } else { Err(take_held(self.held, self.lent)) }
     }
 }
 
@@ -95,10 +90,10 @@ fn held_data<U>(held: &Option<RecvHandle<U>>) -> Payload<'_> {
 #[cold]
 #[inline(never)]
 fn reply_held<U>(
-    held: Option<&mut Option<RecvHandle<U>>>,
+    held: &mut Option<RecvHandle<U>>,
     payload: &[u8],
 ) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
-    match held.and_then(Option::take) {
+    match held.take() {
         Some(handle) => handle.reply(payload),
         None => Err((Failure::Closed.into(), None)),
     }
@@ -274,6 +269,8 @@ pub(super) struct LendRequests<'c, U, S, F, G> {
     pub(super) state: &'c mut S,
     pub(super) on_request: F,
     pub(super) on_response: G,
+    /// A request that waited for the handler, while it is called.
+    pub(super) held: Option<RecvHandle<U>>,
     /// Requests so far.
     pub(super) requests: usize,
 }
@@ -298,7 +295,7 @@ where
         reply_token: ReplyToken,
     ) {
         let payload = Payload::in_ring(&connection.ring, offset, len);
-        self.handle(connection, payload, Some(reply_token), None);
+        self.handle(connection, payload, Some(reply_token));
     }
 
     #[inline(always)]
@@ -310,7 +307,7 @@ where
         len: u32,
         reply_token: ReplyToken,
     ) {
-        self.handle(connection, Payload::from_copy(copy, len as usize), Some(reply_token), None);
+        self.handle(connection, Payload::from_copy(copy, len as usize), Some(reply_token));
     }
 
     #[inline(always)]
@@ -327,7 +324,7 @@ where
 }
 
 impl<U, S, F: FnMut(&mut S, Request<'_, U>), G> LendRequests<'_, U, S, F, G> {
-    /// Hands a request to the handler. One that is held has no payload and no token.
+    /// Hands a request to the handler. If that is `held`, it has no payload and no token here.
     // Never inline, and nothing else calls the handler: so the compiler inlines the handler here, and everything stays in registers.
     #[inline(never)]
     fn handle(
@@ -335,11 +332,10 @@ impl<U, S, F: FnMut(&mut S, Request<'_, U>), G> LendRequests<'_, U, S, F, G> {
         connection: &Rc<Connection<U>>,
         payload: Payload<'_>,
         reply_token: Option<ReplyToken>,
-        held: Option<&mut Option<RecvHandle<U>>>,
     ) {
         self.requests += 1;
         let lent = LentRequest { core: self.core, connection, payload, reply_token };
-        (self.on_request)(self.state, Request { lent, held });
+        (self.on_request)(self.state, Request { lent, held: &mut self.held });
     }
 
     #[cold]
@@ -347,7 +343,9 @@ impl<U, S, F: FnMut(&mut S, Request<'_, U>), G> LendRequests<'_, U, S, F, G> {
     fn handle_queued(&mut self) {
         while let Some(handle) = self.core.take_request() {
             let connection = handle.connection().clone();
-            self.handle(&connection, Payload::EMPTY, None, Some(&mut Some(handle)));
+            self.held = Some(handle);
+            self.handle(&connection, Payload::EMPTY, None);
+            self.held = None;
         }
     }
 }
