@@ -30,9 +30,18 @@ impl<'r> Payload<'r> {
     /// As [`new`](Payload::new), in a ring.
     #[inline(always)]
     pub(super) fn in_ring(ring: &'r RingRegion, offset: usize, len: usize) -> Payload<'r> {
-        let bytes = ring.bytes(offset, len);
-        debug_assert!(bytes.is_some());
-        bytes.map_or(Payload::EMPTY, Payload)
+        match ring.bytes(offset, len) {
+            Some(bytes) => Payload(bytes),
+            None => Payload::outside(),
+        }
+    }
+
+    // A function, so that there is a branch to it: otherwise, all parts of the usual payload would be selected one by one.
+    #[cold]
+    #[inline(never)]
+    fn outside() -> Payload<'static> {
+        debug_assert!(false, "a payload outside of its ring");
+        Payload::EMPTY
     }
 
     /// The first `len` bytes of a copy. There must be as many.

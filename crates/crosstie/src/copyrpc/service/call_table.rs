@@ -233,6 +233,7 @@ impl CallTable {
                     self.change_waker(token, waker);
                 } else {
                     slot.waker = Some(waker.clone());
+                    drop(slots);
                 }
                 return Poll::Pending;
             }
@@ -240,6 +241,7 @@ impl CallTable {
                 && let Some(response) = decode_done::<M>(&slot.buffer, slot.len)
             {
                 slots.release(token);
+                drop(slots);
                 return Poll::Ready(Ok(response));
             }
         }
