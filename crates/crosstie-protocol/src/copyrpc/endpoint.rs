@@ -7,9 +7,10 @@ use super::bulk::BULK_RESPONSE_SIZE;
 use super::flow::{CompactWrite, FlowParams, FlowState, MIN_CREDIT, Progress, RingWrite, agreed_credit};
 use super::message::{
     CompactMessage, Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes,
+    UsualMessage,
 };
 use super::pending_calls::{CallId, PendingCalls};
-use super::receiver::{BatchFront, HeldSpace, Receiver};
+use super::receiver::{BatchFront, HeldSpace, Receiver, UsualHeader};
 use super::sender::Sender;
 use super::violation::{FlowParamsError, Refusal, ReplyError, Violation};
 use super::wire::{
@@ -28,9 +29,9 @@ pub struct Endpoint<U> {
     pending: PendingCalls<U>,
     /// Credit that the peer has granted and no call has used.
     balance: u64,
-    /// Credit of calls whose response has not arrived.
-    spent: u64,
-    /// The most that the peer grants. `balance + spent` is at most this after every batch.
+    /// That, and the credit of calls whose response has not arrived.
+    granted: u64,
+    /// The most that the peer grants. `granted` is at most this after every batch.
     peer_limit: u64,
     /// A call was refused for lack of credit since the last grant.
     credit_starved: bool,
@@ -60,7 +61,7 @@ impl<U> Endpoint<U> {
             receiver: Receiver::new(params.ring),
             pending: PendingCalls::new(params.pending_calls),
             balance: peer_limit,
-            spent: 0,
+            granted: peer_limit,
             peer_limit,
             credit_starved: false,
         })
@@ -114,36 +115,42 @@ impl<U> Endpoint<U> {
         let allowance = wire::internal_allowance(response_len);
         let blocks = (allowance / ALIGNMENT) as u32;
         self.balance -= allowance;
-        self.spent += allowance;
         let call = self.pending.insert(blocks, user);
         let header = Header { call_id: call.bits(), piggyback: blocks, payload_len: len | flag };
         Ok((call, self.place(len, header, fits_before_end)))
     }
 
-    /// As [`Endpoint::call`], if the call can join the open batch. Otherwise returns `user`, and nothing has changed: `call` places it, or says why
-    /// not.
+    /// As [`Endpoint::call`], if the call can join the open batch, and that has fewer than `most` messages then. Returns `user` otherwise, and why
+    /// the call is refused. No reason: nothing has changed, and `call` places it, or says why not.
+    // Every check has another result than the one before it: so the compiler does not combine them, and each is one branch.
     #[inline(always)]
     pub fn append_call(
         &mut self,
         len: usize,
         response_len: usize,
+        most: u32,
         user: U,
-    ) -> Result<(CallId, Placement), U> {
+    ) -> Result<(CallId, Placement), (Option<Refusal>, U)> {
         let allowance = wire::internal_allowance(response_len as u32);
         let size = padded_size(len as u32);
-        if len > self.max_request_len as usize
-            || response_len > self.max_response_len as usize
-            || self.pending.is_full()
-            || allowance > self.balance
-            || !self.sender.can_append_request(size)
-        {
-            return Err(user);
+        if !self.sender.can_append(size) {
+            return Err((None, user));
         }
-        let Some(position) = self.sender.append_response(size) else { return Err(user) };
+        let Some(entry) = self.pending.free_entry() else { return Err((Some(Refusal::TooManyCalls), user)) };
+        if len > self.max_request_len as usize || response_len > self.max_response_len as usize {
+            return Err((None, user));
+        }
+        if allowance > self.balance {
+            self.credit_starved = true;
+            return Err((Some(Refusal::NoCredit), user));
+        }
+        if !self.sender.has_room_to_append(size) {
+            return Err((Some(Refusal::RingFull), user));
+        }
+        let Some(position) = self.sender.append(size, most) else { return Err((None, user)) };
         let blocks = (allowance / ALIGNMENT) as u32;
         self.balance -= allowance;
-        self.spent += allowance;
-        let call = self.pending.insert(blocks, user);
+        let call = entry.fill(blocks, user);
         let header = Header { call_id: call.bits(), piggyback: blocks, payload_len: len as u32 };
         Ok((call, Placement { offset: self.sender.offset(position) as usize, header }))
     }
@@ -186,19 +193,28 @@ impl<U> Endpoint<U> {
         Ok(placement)
     }
 
-    /// As [`Endpoint::reply`], if the reply can join the open batch. Otherwise returns the token, and nothing has changed: `reply` places it, or
-    /// says why not.
+    /// As [`Endpoint::reply`], if the reply can join the open batch, and that has fewer than `most` messages then. Returns the token otherwise, and
+    /// why the reply is refused. Nothing has changed then. No reason: `reply` places it, or says why not.
     #[inline(always)]
-    pub fn append_reply(&mut self, token: ReplyToken, len: usize) -> Result<Placement, ReplyToken> {
+    pub fn append_reply(
+        &mut self,
+        token: ReplyToken,
+        len: usize,
+        most: u32,
+    ) -> Result<Placement, (Option<ReplyError>, ReplyToken)> {
         let (allowance, size) = (token.allowance(), padded_size(len as u32));
-        // Allowances that are expected are far below 4 GiB, so `len` is, too.
-        if !self.sender.has_open_batch()
-            || !self.sender.expects_response(allowance)
-            || wire::response_size_of(len) > allowance
-        {
-            return Err(token);
+        if !self.sender.can_append(size) {
+            return Err((None, token));
         }
-        let Some(position) = self.sender.append_response(size) else { return Err(token) };
+        if !self.sender.expects_response(allowance) {
+            return Err((Some(ReplyError::NotExpected), token));
+        }
+        // Allowances that are expected are far below 4 GiB, so `len` is, too.
+        if wire::response_size_of(len) > allowance {
+            let max = token.max_len();
+            return Err((Some(ReplyError::TooLong { len: len as u32, max }), token));
+        }
+        let Some(position) = self.sender.append(size, most) else { return Err((None, token)) };
         self.sender.unreserve(allowance);
         let (call_id, piggyback) = (token.call_id | RESPONSE_FLAG, token.blocks.get());
         let header = Header { call_id, piggyback, payload_len: len as u32 };
@@ -209,8 +225,7 @@ impl<U> Endpoint<U> {
     /// and nothing waits to be posted. Nothing changes before [`Endpoint::call_posted`].
     #[inline(always)]
     pub fn call_alone(&mut self, len: usize, response_len: usize) -> Option<CompactWrite> {
-        if len >= self.alone_end || response_len > self.max_response_len as usize || !self.pending.is_empty()
-        {
+        if len >= self.alone_end || response_len > self.max_response_len as usize || !self.has_no_calls() {
             return None;
         }
         let allowance = wire::internal_allowance(response_len as u32);
@@ -228,7 +243,6 @@ impl<U> Endpoint<U> {
     pub fn call_posted(&mut self, write: &CompactWrite, user: U) -> CallId {
         let allowance = u64::from(write.head.piggyback) * ALIGNMENT;
         self.balance -= allowance;
-        self.spent += allowance;
         self.sender.compact_posted(write);
         let call = self.pending.insert(write.head.piggyback, user);
         debug_assert_eq!(call.bits(), write.head.call_id);
@@ -263,7 +277,7 @@ impl<U> Endpoint<U> {
     /// Whether no other request waits for a reply, none of the batch that was accepted last is left, and nothing waits to be posted.
     #[inline(always)]
     pub fn is_last_reply(&self, token: &ReplyToken) -> bool {
-        self.sender.is_last_response(token.allowance()) && self.receiver.has_no_messages()
+        self.sender.is_last_response(token.allowance()) && self.receiver.batch_ended()
     }
 
     /// Notes that the result of [`Endpoint::reply_alone`] was posted.
@@ -284,7 +298,8 @@ impl<U> Endpoint<U> {
     /// Whether no call of this side is pending.
     #[inline(always)]
     pub fn has_no_calls(&self) -> bool {
-        self.pending.is_empty()
+        // Every call takes credit until its response arrives.
+        self.balance == self.granted
     }
 
     /// Notes that the result of [`Endpoint::open_compact`] was posted.
@@ -306,7 +321,7 @@ impl<U> Endpoint<U> {
     #[inline]
     pub fn next_write(&mut self) -> Option<RingWrite> {
         let consumer = self.receiver.consumer();
-        let lacks_credit = self.credit_starved && self.balance + self.spent < self.peer_limit;
+        let lacks_credit = self.credit_starved && self.granted < self.peer_limit;
         self.sender.next_write(consumer, lacks_credit)
     }
 
@@ -346,8 +361,6 @@ impl<U> Endpoint<U> {
 
     /// The next message of the batch that was accepted last. Its payload is lent until this is called again, or another batch is accepted;
     /// then the peer may write over it, unless it was [held](Endpoint::hold).
-    // Always inline: a result of this size would otherwise go through memory, twice per call.
-    #[inline(always)]
     pub fn next_message<B: RingBytes + ?Sized>(
         &mut self,
         ring: &B,
@@ -361,6 +374,40 @@ impl<U> Endpoint<U> {
             let reply_token = self.take_request(&header)?;
             ReceivedMessage::Request(ReceivedRequest { offset, len, bulk, reply_token })
         }))
+    }
+
+    /// As [`Endpoint::next_message`], for a message that is not a bulk message, if everything is as it should be. `None`: nothing has changed, and
+    /// `next_message` says why.
+    #[inline(always)]
+    pub fn next_usual_message<B: RingBytes + ?Sized>(&mut self, ring: &B) -> Option<UsualMessage<U>> {
+        let UsualHeader { header, offset, size, left, is_last } = self.receiver.usual_header(ring)?;
+        let (allowance, len) = (u64::from(header.piggyback) * ALIGNMENT, header.payload_len as usize);
+        if header.is_response() {
+            let entry = self.pending.find(header.call_id ^ RESPONSE_FLAG, header.piggyback)?;
+            if wire::response_size(header.payload_len) > allowance {
+                return None;
+            }
+            let granted = self.granted - allowance;
+            if is_last && (size != left || granted > self.peer_limit) {
+                return None;
+            }
+            self.granted = granted;
+            let user = entry.remove();
+            self.receiver.pass_usual(size);
+            Some(UsualMessage::Response { user, offset, len })
+        } else {
+            if allowance < MIN_CREDIT || allowance > self.sender.spendable() {
+                return None;
+            }
+            let blocks = NonZeroU32::new(header.piggyback)?;
+            if is_last && (size != left || self.granted > self.peer_limit) {
+                return None;
+            }
+            self.sender.take_credit(allowance);
+            self.receiver.pass_usual(size);
+            let reply_token = ReplyToken { call_id: header.call_id, blocks };
+            Some(UsualMessage::Request { offset, len, reply_token })
+        }
     }
 
     /// Whether the batch that was accepted last has no further message.
@@ -394,18 +441,18 @@ impl<U> Endpoint<U> {
         let allowance = u64::from(head.piggyback) * ALIGNMENT;
         let end = self.receiver.compact_end(payload_len)?;
         let position = self.sender.compact_position(head.consumer_blocks)?;
-        let balance = self.balance + u64::from(head.grant_blocks) * ALIGNMENT;
+        let grant = u64::from(head.grant_blocks) * ALIGNMENT;
         let blocks = NonZeroU32::new(head.piggyback)?;
         if head.call_id & RESPONSE_FLAG != 0
             || allowance < MIN_CREDIT
             || allowance > self.sender.spendable()
-            || balance + self.spent > self.peer_limit
+            || self.granted + grant > self.peer_limit
         {
             return None;
         }
         self.receiver.pass_to(end);
         self.sender.learn_compact(position);
-        self.set_balance(balance);
+        self.add_grant(grant);
         self.sender.take_credit(allowance);
         Some(ReplyToken { call_id: head.call_id, blocks })
     }
@@ -417,50 +464,68 @@ impl<U> Endpoint<U> {
         let allowance = u64::from(head.piggyback) * ALIGNMENT;
         let end = self.receiver.compact_end(payload_len)?;
         let position = self.sender.compact_position(head.consumer_blocks)?;
-        let balance = self.balance + u64::from(head.grant_blocks) * ALIGNMENT;
-        let call = head.call_id ^ RESPONSE_FLAG;
+        let grant = u64::from(head.grant_blocks) * ALIGNMENT;
         // A call id has 31 bits, so a request finds no call.
-        if self.pending.blocks(call)? != head.piggyback
-            || wire::response_size(payload_len) > allowance
-            || balance + self.spent - allowance > self.peer_limit
+        let entry = self.pending.find(head.call_id ^ RESPONSE_FLAG, head.piggyback)?;
+        // The grant is small, and all credit of calls is part of what was granted.
+        if wire::response_size(payload_len) > allowance || self.granted + grant - allowance > self.peer_limit
         {
             return None;
         }
+        let user = entry.remove();
         self.receiver.pass_to(end);
         self.sender.learn_compact(position);
-        self.set_balance(balance);
-        self.spent -= allowance;
-        Some(self.pending.remove(call))
+        self.add_grant(grant);
+        self.granted -= allowance;
+        Some(user)
     }
 
-    /// Adds a grant to the balance.
+    /// Adds a grant that was checked.
     #[inline(always)]
-    fn set_balance(&mut self, balance: u64) {
+    fn add_grant(&mut self, grant: u64) {
         if self.credit_starved {
-            self.credit_starved = balance == self.balance;
+            self.credit_starved = grant == 0;
         }
-        self.balance = balance;
+        self.balance += grant;
+        self.granted += grant;
     }
 
     /// Ends the call that a response belongs to. Returns its id and what the caller attached.
     #[inline(always)]
     fn take_response(&mut self, header: &Header) -> Result<(u32, Option<U>), Violation> {
         let allowance = u64::from(header.piggyback) * ALIGNMENT;
-        let call = header.call_id & !RESPONSE_FLAG;
-        let taken = self.pending.blocks(call).ok_or(Violation::UnknownCall { call_id: call })?;
-        if header.piggyback != taken {
-            return Err(Violation::AllowanceMismatch { blocks: header.piggyback, taken });
-        }
+        let call = header.call_id ^ RESPONSE_FLAG;
+        let Some(entry) = self.pending.find(call, header.piggyback) else {
+            return Err(self.invalid_response(header));
+        };
         // As `len > max_response_len(allowance)`: the credit of a call covers at least an empty response.
         if wire::response_size(header.ring_len()) > allowance {
-            let allowed = wire::max_response_len(allowance);
-            return Err(Violation::ResponseTooLong { payload_len: header.ring_len(), allowed });
+            return Err(self.invalid_response(header));
         }
-        self.spent -= allowance;
-        self.check_batch_end()?;
+        self.granted -= allowance;
+        if self.receiver.batch_ended() {
+            check_granted(self.granted, self.peer_limit)?;
+        }
         // Remove the call only after all checks. A call that was removed before a violation was found would never be
         // reported to its caller.
-        Ok((call, self.pending.remove(call)))
+        Ok((call, entry.remove()))
+    }
+
+    /// What is wrong with a response.
+    #[cold]
+    #[inline(never)]
+    fn invalid_response(&self, header: &Header) -> Violation {
+        let call_id = header.call_id ^ RESPONSE_FLAG;
+        match self.pending.blocks(call_id) {
+            None => Violation::UnknownCall { call_id },
+            Some(taken) if taken != header.piggyback => {
+                Violation::AllowanceMismatch { blocks: header.piggyback, taken }
+            }
+            Some(taken) => Violation::ResponseTooLong {
+                payload_len: header.ring_len(),
+                allowed: wire::max_response_len(u64::from(taken) * ALIGNMENT),
+            },
+        }
     }
 
     /// Takes the credit of a request.
@@ -545,8 +610,10 @@ impl<U> Endpoint<U> {
         self.pending.abandon(call)
     }
 
-    /// Abandons all pending calls, because the connection is lost: returns what was attached to them.
+    /// Abandons all pending calls, because the connection is lost: returns what was attached to them. Nothing can be
+    /// [appended](Endpoint::append_call) any more.
     pub fn abandon_all(&mut self) -> impl Iterator<Item = U> + '_ {
+        self.sender.forget_open_batch();
         self.pending.abandon_all()
     }
 
@@ -576,13 +643,12 @@ impl<U> Endpoint<U> {
     /// Takes the credit that a batch grants.
     #[inline(always)]
     fn accept_grant(&mut self, grant: u64) -> Result<(), Violation> {
-        // Responses in this batch return part of `spent`. So the exact check has to wait for the end of the batch.
+        // Responses in this batch return part of what was granted. So the exact check has to wait for the end of the batch.
         if grant > self.peer_limit {
-            let granted = (self.balance + self.spent).saturating_add(grant);
+            let granted = self.granted.saturating_add(grant);
             return Err(Violation::GrantOverLimit { granted, limit: self.peer_limit });
         }
-        self.balance += grant;
-        self.credit_starved &= grant == 0;
+        self.add_grant(grant);
         Ok(())
     }
 
@@ -617,18 +683,14 @@ impl<U> Endpoint<U> {
     /// Checks the grants if the current batch has been parsed to its end.
     #[inline]
     fn check_batch_end(&self) -> Result<(), Violation> {
-        if self.receiver.batch_ended() { self.check_grants() } else { Ok(()) }
+        if self.receiver.batch_ended() { check_granted(self.granted, self.peer_limit) } else { Ok(()) }
     }
+}
 
-    /// After a batch, what the peer has granted and not got back must be within the peer's own limit.
-    #[inline]
-    fn check_grants(&self) -> Result<(), Violation> {
-        let granted = self.balance + self.spent;
-        if granted > self.peer_limit {
-            return Err(Violation::GrantOverLimit { granted, limit: self.peer_limit });
-        }
-        Ok(())
-    }
+/// After a batch, what the peer has granted and not got back must be within the peer's own limit.
+#[inline]
+fn check_granted(granted: u64, limit: u64) -> Result<(), Violation> {
+    if granted > limit { Err(Violation::GrantOverLimit { granted, limit }) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -639,7 +701,7 @@ impl<U> Endpoint<U> {
         self.receiver.broken_rule = rule;
         if rule_broken!(self.sender, CreditOfPeerRing) {
             let limit = agreed_credit(params.peer_credit_limit, params.peer_ring);
-            (self.balance, self.peer_limit) = (limit, limit);
+            (self.balance, self.granted, self.peer_limit) = (limit, limit, limit);
             self.max_response_len = wire::max_response_len(limit) as u32;
         }
     }

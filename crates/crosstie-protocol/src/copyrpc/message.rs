@@ -48,6 +48,31 @@ pub enum ReceivedMessage<U> {
     Response(ReceivedResponse<U>),
 }
 
+/// A message from the peer that is not a bulk message. As for a [`ReceivedMessage`], its payload stays where it is until the next message is
+/// asked for, unless it is [held](super::Endpoint::hold).
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "somebody waits for it"]
+pub enum UsualMessage<U> {
+    /// The peer calls this side.
+    Request {
+        /// Offset of the payload in the receive ring.
+        offset: usize,
+        /// Bytes of payload.
+        len: usize,
+        /// For [`Endpoint::reply`](super::Endpoint::reply).
+        reply_token: ReplyToken,
+    },
+    /// The peer replies to a call of this side, which is no longer pending.
+    Response {
+        /// What the caller attached to the call; `None` if the call was abandoned.
+        user: Option<U>,
+        /// Offset of the payload in the receive ring.
+        offset: usize,
+        /// Bytes of payload.
+        len: usize,
+    },
+}
+
 /// The message of a compact batch, whose payload the caller has copied: its ring space is released already.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the peer may wait for the reply"]

@@ -87,6 +87,7 @@ pub use endpoint::Endpoint;
 pub use flow::{CompactWrite, FlowParams, FlowState, MAX_RING, MIN_RING, Progress, RingWrite, RingWriteKind};
 pub use message::{
     CompactMessage, Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes,
+    UsualMessage,
 };
 pub use pending_calls::{CallId, MAX_PENDING_CALLS};
 pub use receiver::HeldSpace;

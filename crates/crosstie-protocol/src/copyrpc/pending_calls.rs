@@ -66,13 +66,7 @@ impl<U> PendingCalls<U> {
 
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        self.free == 0
-    }
-
-    /// Whether no call waits for a response.
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.free as usize == self.entries.len()
+        self.first_free as usize >= self.entries.len()
     }
 
     /// Calls that wait for a response, including abandoned ones.
@@ -90,12 +84,31 @@ impl<U> PendingCalls<U> {
     /// Adds a call. The table is not full.
     #[inline]
     pub(super) fn insert(&mut self, blocks: u32, user: U) -> CallId {
-        let entry = &mut self.entries[self.first_free as usize];
-        self.first_free = entry.next;
-        self.free -= 1;
-        entry.blocks = blocks;
-        entry.user = Some(user);
-        CallId(entry.key)
+        let PendingCalls { entries, first_free, free, .. } = self;
+        FreeEntry { entry: &mut entries[*first_free as usize], first_free, free }.fill(blocks, user)
+    }
+
+    /// The entry for the next call. `None`: the table is full.
+    #[inline(always)]
+    pub(super) fn free_entry(&mut self) -> Option<FreeEntry<'_, U>> {
+        let PendingCalls { entries, first_free, free, .. } = self;
+        Some(FreeEntry { entry: entries.get_mut(*first_free as usize)?, first_free, free })
+    }
+
+    /// The entry of a call that is pending and took so many blocks of credit. An entry that is free has none; so the caller checks that they are
+    /// enough for a response.
+    #[inline(always)]
+    pub(super) fn find(&mut self, bits: u32, blocks: u32) -> Option<PendingEntry<'_, U>> {
+        let key = CallKey::from_bits(bits);
+        let PendingCalls { entries, first_free, free, .. } = self;
+        let entry = entries.get_mut(key.index() as usize)?;
+        (entry.key == key && entry.blocks == blocks).then_some(PendingEntry {
+            entry,
+            first_free,
+            free,
+            #[cfg(test)]
+            one_generation: self.one_generation,
+        })
     }
 
     /// The blocks of credit that this call took, if it is pending.
@@ -104,20 +117,6 @@ impl<U> PendingCalls<U> {
         let key = CallKey::from_bits(bits);
         let entry = self.entries.get(key.index() as usize)?;
         (entry.key == key && entry.blocks != 0).then_some(entry.blocks)
-    }
-
-    /// Removes a call that is pending.
-    #[inline(always)]
-    pub(super) fn remove(&mut self, bits: u32) -> Option<U> {
-        let index = CallKey::from_bits(bits).index();
-        let key = self.next_key(index);
-        let entry = &mut self.entries[index as usize];
-        entry.key = key;
-        entry.blocks = 0;
-        entry.next = self.first_free;
-        self.first_free = index;
-        self.free += 1;
-        entry.user.take()
     }
 
     /// Whether the call is pending and was not abandoned.
@@ -135,15 +134,52 @@ impl<U> PendingCalls<U> {
     pub(super) fn abandon_all(&mut self) -> impl Iterator<Item = U> + '_ {
         self.entries.iter_mut().filter_map(|entry| entry.user.take())
     }
+}
 
-    #[inline]
-    fn next_key(&self, index: u32) -> CallKey {
-        let key = self.entries[index as usize].key;
+/// A free entry of the table.
+pub(super) struct FreeEntry<'t, U> {
+    entry: &'t mut Entry<U>,
+    first_free: &'t mut u32,
+    free: &'t mut u32,
+}
+
+impl<U> FreeEntry<'_, U> {
+    /// Adds a call.
+    #[inline(always)]
+    pub(super) fn fill(self, blocks: u32, user: U) -> CallId {
+        *self.first_free = self.entry.next;
+        *self.free -= 1;
+        self.entry.blocks = blocks;
+        self.entry.user = Some(user);
+        CallId(self.entry.key)
+    }
+}
+
+/// The entry of a pending call.
+pub(super) struct PendingEntry<'t, U> {
+    entry: &'t mut Entry<U>,
+    first_free: &'t mut u32,
+    free: &'t mut u32,
+    #[cfg(test)]
+    one_generation: bool,
+}
+
+impl<U> PendingEntry<'_, U> {
+    /// Removes the call. Returns what the caller attached, if it was not abandoned.
+    #[inline(always)]
+    pub(super) fn remove(self) -> Option<U> {
+        let entry = self.entry;
+        let key = entry.key;
+        entry.key = key.next();
         #[cfg(test)]
         if self.one_generation {
-            return key;
+            entry.key = key;
         }
-        key.next()
+        entry.blocks = 0;
+        entry.next = *self.first_free;
+        *self.first_free = key.index();
+        *self.free += 1;
+        entry.user.take()
     }
 }
 
@@ -159,7 +195,13 @@ mod tests {
         let b = table.insert(3, 'b');
         assert!(table.is_full());
         assert_eq!((table.blocks(a.bits()), table.blocks(b.bits())), (Some(2), Some(3)));
-        assert_eq!(table.remove(a.bits()), Some('a'));
+        let remove = |table: &mut PendingCalls<char>, id: CallId| {
+            let blocks = table.blocks(id.bits()).unwrap();
+            table.find(id.bits(), blocks).unwrap().remove()
+        };
+        assert!(table.find(a.bits(), 3).is_none(), "other credit");
+        assert_eq!(remove(&mut table, a), Some('a'));
+        assert!(table.find(a.bits(), 2).is_none() && table.find(a.bits() + (1 << 16), 2).is_none());
         assert_eq!(table.blocks(a.bits()), None, "answered twice");
         let c = table.insert(4, 'c');
         assert_ne!(c, a, "another generation");
@@ -172,7 +214,7 @@ mod tests {
         assert!(!table.has_user(b));
         assert_eq!(table.abandon(b), None);
         assert_eq!(table.blocks(b.bits()), Some(3), "its credit is still out");
-        assert_eq!(table.remove(b.bits()), None);
+        assert_eq!(remove(&mut table, b), None);
         assert_eq!(table.abandon_all().collect::<Vec<_>>(), ['c']);
         assert_eq!(table.len(), 1);
     }
@@ -182,7 +224,7 @@ mod tests {
         let mut table = PendingCalls::new(4);
         let ids: Vec<_> = (0..4).map(|i| table.insert(2, i)).collect();
         for &i in &[2, 0, 3, 1] {
-            assert_eq!(table.remove(ids[i].bits()), Some(i));
+            assert_eq!(table.find(ids[i].bits(), 2).unwrap().remove(), Some(i));
         }
         let again: Vec<_> = (0..4).map(|i| table.insert(2, i).0.index()).collect();
         assert_eq!(again, [1, 3, 0, 2]);

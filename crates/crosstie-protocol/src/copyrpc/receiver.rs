@@ -33,13 +33,15 @@ const METADATA: u64 = FLOW_METADATA_SIZE as u64;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Receiver {
     capacity: u64,
+    /// `capacity - 1`: the bits of a position that are its offset.
+    offset_mask: u64,
     /// End of what the peer has announced.
     received: u64,
     /// End of what was parsed. Equal to `received` between batches.
     cursor: u64,
     /// End of what was parsed and is not lent. Equal to `cursor` while no message is lent.
     passed: u64,
-    /// Messages of the current batch that have not been parsed.
+    /// Messages of the current batch that have not been parsed. That of a compact batch does not count.
     messages_left: u32,
     /// The message of a compact batch, until `next_message` returns it.
     compact: Option<Header>,
@@ -56,6 +58,18 @@ pub(super) struct Receiver {
 pub(super) enum BatchFront {
     Metadata(FlowMetadata),
     Compact(CompactHead),
+}
+
+/// The header of a message that is not a bulk message, and whose length was checked.
+pub(super) struct UsualHeader {
+    pub(super) header: Header,
+    /// The offset of the payload.
+    pub(super) offset: usize,
+    /// Bytes of the message in the ring, and bytes up to the end of the batch.
+    pub(super) size: u64,
+    pub(super) left: u64,
+    /// Whether it is the last message of the batch.
+    pub(super) is_last: bool,
 }
 
 /// The space that a received message occupies in the receive ring, until it is released.
@@ -79,6 +93,7 @@ impl Receiver {
         let words = (capacity / ALIGNMENT).div_ceil(64) as usize;
         Receiver {
             capacity,
+            offset_mask: capacity - 1,
             received: 0,
             cursor: 0,
             passed: 0,
@@ -130,7 +145,6 @@ impl Receiver {
             let CompactHead { call_id, piggyback, .. } = head;
             self.compact = Some(Header { call_id, piggyback, payload_len: imm & !COMPACT_FLAG });
             self.received += delta;
-            self.messages_left = 1;
             return Ok(BatchFront::Compact(head));
         }
         let metadata = FlowMetadata::from_words([0, 16].map(|at| ring.load_words(offset as usize + at)))?;
@@ -234,32 +248,54 @@ impl Receiver {
         Ok(offset)
     }
 
-    /// The next message of the batch: its header, and the offset of its payload. It is lent.
+    /// The header of the next message of the batch, if it is not a bulk message and fits into the batch. The caller checks that the last one ends
+    /// with the batch. Nothing changes before [`pass_usual`](Receiver::pass_usual).
     #[inline(always)]
+    pub(super) fn usual_header<B: RingBytes + ?Sized>(&self, ring: &B) -> Option<UsualHeader> {
+        let left = self.received - self.cursor;
+        if self.messages_left == 0 || left == 0 {
+            return None;
+        }
+        let offset = self.offset(self.cursor) as usize;
+        let header = Header::from_words(ring.load_words(offset));
+        let (size, is_last) = (wire::padded_size(header.payload_len), self.messages_left == 1);
+        // The bulk flag makes `payload_len` longer than any ring.
+        if size > left {
+            return None;
+        }
+        Some(UsualHeader { header, offset: offset + HEADER_SIZE, size, left, is_last })
+    }
+
+    /// Passes the message whose [header](Receiver::usual_header) was found, and lends it.
+    #[inline(always)]
+    pub(super) fn pass_usual(&mut self, size: u64) {
+        self.passed = self.cursor;
+        self.cursor += size;
+        self.messages_left -= 1;
+    }
+
+    /// The next message of the batch: its header, and the offset of its payload. It is lent.
     pub(super) fn next_message<B: RingBytes + ?Sized>(
         &mut self,
         ring: &B,
     ) -> Result<Option<(Header, usize)>, Violation> {
         self.pass_lent();
         let left = self.received - self.cursor;
+        let offset = self.offset(self.cursor) as usize;
+        if let Some(header) = self.compact.take() {
+            self.cursor = self.received;
+            return Ok(Some((header, offset + COMPACT_HEAD_SIZE)));
+        }
         if self.messages_left == 0 {
             return if left == 0 { Ok(None) } else { Err(Violation::TrailingBytes { unused: left }) };
         }
         if left == 0 {
             return Err(Violation::MessageTooLong { needs: ALIGNMENT, left });
         }
-        let offset = self.offset(self.cursor) as usize;
-        if let Some(header) = self.compact {
-            self.compact = None;
-            self.cursor = self.received;
-            self.messages_left = 0;
-            return Ok(Some((header, offset + COMPACT_HEAD_SIZE)));
-        }
         let header = Header::from_words(ring.load_words(offset));
         let mut needs = wire::padded_size(header.payload_len);
         if needs > left {
-            // The bulk flag makes `payload_len` longer than any ring. So messages without the flag never get here, and do
-            // not pay for the check.
+            // The bulk flag makes `payload_len` longer than any ring. So messages without the flag never get here.
             needs = bulk_size(header, left)?;
         }
         self.cursor += needs;
@@ -291,12 +327,6 @@ impl Receiver {
         if !rule_broken!(self, ReleaseOnParse) {
             self.held[word] |= bit;
         }
-    }
-
-    /// Whether the current batch has no further messages.
-    #[inline(always)]
-    pub(super) fn has_no_messages(&self) -> bool {
-        self.messages_left == 0
     }
 
     /// Whether the current batch has been parsed to its end.
@@ -342,7 +372,7 @@ impl Receiver {
 
     #[inline]
     fn offset(&self, position: u64) -> u64 {
-        position & (self.capacity - 1)
+        position & self.offset_mask
     }
 
     #[inline]

@@ -38,6 +38,8 @@ const MAX_SEALED: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Sender {
     capacity: u64,
+    /// `capacity - 1`: the bits of a position that are its offset.
+    offset_mask: u64,
     /// The most that `reserved` may be.
     limit: u64,
     /// The most bytes in flight with which a request may be placed: `capacity - 2 * limit`.
@@ -60,8 +62,7 @@ pub(super) struct Sender {
     last_batch_position: u64,
     /// The peer's consumer position that the last RDMA READ returned.
     last_read: u64,
-    /// The open batch, if there is one.
-    open: Option<OpenBatch>,
+    open: OpenBatch,
     sealed: [SealedWrite; MAX_SEALED],
     sealed_len: usize,
     /// The consumer position of this side in the metadata that was sealed last.
@@ -77,14 +78,34 @@ pub(super) struct Sender {
     is_rebased: bool,
 }
 
+/// The open batch. No messages: there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct OpenBatch {
     start: u64,
     messages: u32,
     /// The header of its first message.
     first: Header,
-    /// The end of the ring, as a position.
+    /// The end of the ring, as a position. Zero if there is no open batch: then nothing fits before it.
     ring_end: u64,
+}
+
+impl OpenBatch {
+    const NONE: OpenBatch = OpenBatch {
+        start: 0,
+        messages: 0,
+        first: Header { call_id: 0, piggyback: 0, payload_len: 0 },
+        ring_end: 0,
+    };
+
+    #[inline(always)]
+    fn exists(&self) -> bool {
+        self.messages != 0
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<OpenBatch> {
+        self.exists().then(|| core::mem::replace(self, OpenBatch::NONE))
+    }
 }
 
 /// A sealed batch or wrap marker: `len` bytes to write at `start`, `delta` bytes to announce.
@@ -113,6 +134,7 @@ impl Sender {
     pub(super) fn new(capacity: u64, limit: u64, compact: bool) -> Self {
         Sender {
             capacity,
+            offset_mask: capacity - 1,
             limit,
             request_room: capacity - 2 * limit,
             compact,
@@ -124,7 +146,7 @@ impl Sender {
             remote_consumer: 0,
             last_batch_position: 0,
             last_read: 0,
-            open: None,
+            open: OpenBatch::NONE,
             sealed: [SealedWrite::EMPTY; MAX_SEALED],
             sealed_len: 0,
             announced: 0,
@@ -147,12 +169,7 @@ impl Sender {
 
     #[inline]
     pub(super) fn open_batch_messages(&self) -> u32 {
-        self.open.map_or(0, |open| open.messages)
-    }
-
-    #[inline(always)]
-    pub(super) fn has_open_batch(&self) -> bool {
-        self.open.is_some()
+        self.open.messages
     }
 
     #[inline]
@@ -201,36 +218,50 @@ impl Sender {
         if !fits_before_end {
             self.wrap(consumer());
         }
-        let open = self.open.get_or_insert_with(|| {
+        if !self.open.exists() {
             let start = self.producer;
             self.producer += METADATA;
-            let ring_end = (start | (self.capacity - 1)) + 1;
-            OpenBatch { start, messages: 0, first: header, ring_end }
-        });
-        open.messages += 1;
+            let ring_end = (start | self.offset_mask) + 1;
+            self.open = OpenBatch { start, messages: 0, first: header, ring_end };
+        }
+        self.open.messages += 1;
         let position = self.producer;
         self.producer += size;
         position
     }
 
-    /// Adds a response of `size` bytes to the open batch, if there is one and they fit before the end of the ring. Returns its position. `None`:
-    /// nothing has changed. There is always room for a response that was expected.
+    /// Whether a message of `size` bytes can be [appended](Sender::append): there is an open batch, and the message fits before the end of the ring.
     #[inline(always)]
-    pub(super) fn append_response(&mut self, size: u64) -> Option<u64> {
-        let (open, position) = (self.open.as_mut()?, self.producer);
-        if position + size > open.ring_end {
+    pub(super) fn can_append(&self, size: u64) -> bool {
+        self.producer + size <= self.open.ring_end
+    }
+
+    /// Whether there is room to append a request of `size` bytes. If not, the ring counts as starved. There is always room for a response that
+    /// was expected.
+    #[inline(always)]
+    pub(super) fn has_room_to_append(&mut self, size: u64) -> bool {
+        let has_room = self.producer + size - self.remote_consumer <= self.request_room;
+        if !has_room {
+            self.ring_starved = true;
+        }
+        has_room
+    }
+
+    /// Adds a message of `size` bytes to the open batch, if that has fewer than `most` messages then. Returns its position.
+    #[inline(always)]
+    pub(super) fn append(&mut self, size: u64, most: u32) -> Option<u64> {
+        let (position, messages) = (self.producer, self.open.messages + 1);
+        if messages >= most {
             return None;
         }
-        open.messages += 1;
+        self.open.messages = messages;
         self.producer = position + size;
         Some(position)
     }
 
-    /// Whether a request of `size` bytes can be [appended](Sender::append_response): as for a response, and there is room for it.
-    #[inline(always)]
-    pub(super) fn can_append_request(&self, size: u64) -> bool {
-        let end = self.producer + size;
-        self.open.is_some_and(|open| end <= open.ring_end) && end - self.remote_consumer <= self.request_room
+    /// Lets nothing be appended to the open batch, because the connection is lost.
+    pub(super) fn forget_open_batch(&mut self) {
+        self.open = OpenBatch::NONE;
     }
 
     /// Whether a response with this allowance is possible: requests of the peer that have no response yet have used at
@@ -329,7 +360,7 @@ impl Sender {
     /// [`compact_posted`](Sender::compact_posted).
     #[inline(always)]
     pub(super) fn open_compact(&self, consumer: u64) -> Option<CompactWrite> {
-        let OpenBatch { start, messages, first, .. } = self.open?;
+        let OpenBatch { start, messages, first, .. } = self.open;
         let is_compact =
             self.compact && self.sealed_len == 0 && messages == 1 && first.payload_len <= MAX_COMPACT_PAYLOAD;
         is_compact.then(|| self.compact_at(start, &first, self.reserved, consumer))
@@ -338,7 +369,7 @@ impl Sender {
     /// Whether no request but that of this response waits for its response, and nothing waits to be posted.
     #[inline(always)]
     pub(super) fn is_last_response(&self, allowance: u64) -> bool {
-        self.owed == allowance && self.open.is_none() && self.sealed_len == 0
+        self.owed == allowance && !self.open.exists() && self.sealed_len == 0
     }
 
     /// A request that is not placed yet, as a compact batch, if there is room for it, and nothing is open or sealed. Nothing changes before
@@ -350,7 +381,7 @@ impl Sender {
         consumer: impl FnOnce() -> u64,
     ) -> Option<CompactWrite> {
         let size = METADATA + wire::padded_size(header.payload_len);
-        let is_alone = self.open.is_none()
+        let is_alone = !self.open.exists()
             && self.sealed_len == 0
             && self.compact
             && self.offset(self.producer) + size <= self.capacity
@@ -392,7 +423,7 @@ impl Sender {
     /// Notes that a compact batch was posted.
     #[inline(always)]
     pub(super) fn compact_posted(&mut self, write: &CompactWrite) {
-        self.open = None;
+        self.open.take();
         self.producer = write.end;
         self.posted = write.end;
         self.reserved += write.credit_grant;
@@ -488,7 +519,7 @@ impl Sender {
 
     #[inline(always)]
     pub(super) fn offset(&self, position: u64) -> u64 {
-        position & (self.capacity - 1)
+        position & self.offset_mask
     }
 
     #[inline]
@@ -514,9 +545,10 @@ impl Sender {
     /// Whether `size` bytes can follow without crossing the end of the ring. A batch that ends exactly there is complete.
     #[inline(always)]
     pub(super) fn fits_before_end(&self, size: u64) -> bool {
-        match self.open {
-            Some(open) => self.producer + size <= open.ring_end,
-            None => self.offset(self.producer) + METADATA + size <= self.capacity,
+        if self.open.exists() {
+            self.producer + size <= self.open.ring_end
+        } else {
+            self.offset(self.producer) + METADATA + size <= self.capacity
         }
     }
 
@@ -524,7 +556,7 @@ impl Sender {
     #[inline(always)]
     fn total_size(&self, size: u64, fits_before_end: bool) -> u64 {
         if fits_before_end {
-            return if self.open.is_some() { size } else { METADATA + size };
+            return if self.open.exists() { size } else { METADATA + size };
         }
         self.bytes_to_end() + METADATA + size
     }
@@ -532,7 +564,7 @@ impl Sender {
     /// Bytes up to the end of the ring; zero if `producer` is there already.
     #[inline]
     fn bytes_to_end(&self) -> u64 {
-        self.producer.wrapping_neg() & (self.capacity - 1)
+        self.producer.wrapping_neg() & self.offset_mask
     }
 
     #[cold]
@@ -638,9 +670,9 @@ impl Sender {
         (self.last_batch_position, self.last_read) = (0, 0);
         self.is_rebased = true;
         self.announced -= other_back;
-        if let Some(open) = &mut self.open {
-            open.start -= back;
-            open.ring_end -= back;
+        if self.open.exists() {
+            self.open.start -= back;
+            self.open.ring_end -= back;
         }
         for write in &mut self.sealed[..self.sealed_len] {
             write.start -= back;

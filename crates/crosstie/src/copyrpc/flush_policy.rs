@@ -45,7 +45,7 @@ pub(super) const MAX_COMPACT_BATCH: usize = COMPACT_HEAD_SIZE + MAX_COMPACT_PAYL
 /// from sharing a batch. Such a device copies all data while posting, so posting small batches inline gains nothing there.
 const MIN_DIRECT_PAYLOAD: usize = 8 << 10;
 /// A batch with this many messages goes out at once. If they are short, they fill a packet of 4 KiB.
-const LARGE_BATCH: u32 = 64;
+pub(super) const LARGE_BATCH: u32 = 64;
 
 /// The most cache lines of a batch that are prefetched when it arrives. A processor does not fetch more at once.
 pub(super) const MAX_LINES_AHEAD: usize = 32;
@@ -57,6 +57,8 @@ pub(super) enum SendTiming {
     WithNextPoll,
     /// It was posted already.
     Sent,
+    /// With the next poll, for which its batch was scheduled before.
+    WithItsBatch,
 }
 
 /// The inline size to ask for when a queue pair is created. `device` is the most that the device offers.

@@ -7,7 +7,7 @@ use std::vec::Vec;
 
 use super::super::wire::{self, CompactHead, FlowMetadata, HEADER_SIZE, Header};
 use super::super::*;
-use super::pair::check_accept_compact;
+use super::pair::{check_accept_compact, next_message};
 
 const PARAMS: FlowParams = FlowParams {
     ring: 1024,
@@ -60,7 +60,7 @@ fn feed(
         check_accept_compact(endpoint, imm, ring);
         endpoint.accept_batch(imm, &announced)?;
         position += delta;
-        while let Some(message) = endpoint.next_message(&announced)? {
+        while let Some(message) = next_message(endpoint, &announced)? {
             let (offset, len) = match message {
                 ReceivedMessage::Request(request) => {
                     // A reply must be possible, whatever the bytes were.

@@ -233,7 +233,7 @@ impl Pair {
             let text = |violation: Violation| violation.to_string();
             check_accept_compact(endpoint, imm, ring);
             endpoint.accept_batch(imm, ring.as_slice()).map_err(text)?;
-            while let Some(message) = endpoint.next_message(ring.as_slice()).map_err(text)? {
+            while let Some(message) = next_message(endpoint, ring.as_slice()).map_err(text)? {
                 match message {
                     ReceivedMessage::Request(request) => {
                         let (number, len) = expected.pop_front().ok_or("a request that nobody made")?;
@@ -397,16 +397,21 @@ fn check_call_alone(endpoint: &Endpoint<u64>, len: u32, response_len: u32, user:
     let write = alone.call_alone(len as usize, response_len as usize);
     assert_same_flow(&alone, endpoint);
     let mut appended = endpoint.clone();
-    let joined = appended.append_call(len as usize, response_len as usize, user);
-    let Ok((call, placement)) = placed.call(len, response_len, user) else {
-        assert_eq!(joined, Err(user));
-        assert_same_flow(&appended, endpoint);
-        return assert_eq!(write, None);
+    let joined = appended.append_call(len as usize, response_len as usize, u32::MAX, user);
+    let (call, placement) = match placed.call(len, response_len, user) {
+        Ok(called) => called,
+        Err((refusal, user)) => {
+            let is_same = joined == Err((Some(refusal), user));
+            assert!(is_same || joined == Err((None, user)), "{joined:?}, but {refusal:?}");
+            assert_same_flow(&appended, if is_same { &placed } else { endpoint });
+            return assert_eq!(write, None);
+        }
     };
     if joined.is_ok() {
         assert_eq!(joined, Ok((call, placement)));
         assert_same_flow(&appended, &placed);
     } else {
+        assert_eq!(joined, Err((None, user)));
         assert_same_flow(&appended, endpoint);
         let is_sealed = !placed.can_send_payload_directly();
         assert!(endpoint.open_batch_messages() == 0 || is_sealed, "it fits into the open batch");
@@ -425,7 +430,7 @@ fn check_call_alone(endpoint: &Endpoint<u64>, len: u32, response_len: u32, user:
 fn check_reply_alone(endpoint: &Endpoint<u64>, token: &ReplyToken, len: u32) {
     let (mut alone, mut placed) = (endpoint.clone(), endpoint.clone());
     let (mut appended, mut replied) = (endpoint.clone(), endpoint.clone());
-    let joined = appended.append_reply(token.duplicate(), len as usize);
+    let joined = appended.append_reply(token.duplicate(), len as usize, u32::MAX);
     let placement = replied.reply(token.duplicate(), len).unwrap();
     if joined.is_ok() {
         assert_eq!(joined, Ok(placement));
@@ -435,8 +440,11 @@ fn check_reply_alone(endpoint: &Endpoint<u64>, token: &ReplyToken, len: u32) {
         let is_sealed = !replied.can_send_payload_directly();
         assert!(endpoint.open_batch_messages() == 0 || is_sealed, "it fits into the open batch");
     }
-    let too_long = alone.append_reply(token.duplicate(), token.max_len() as usize + 1);
-    assert_eq!(too_long, Err(token.duplicate()));
+    let too_long = alone.append_reply(token.duplicate(), token.max_len() as usize + 1, u32::MAX);
+    if endpoint.open_batch_messages() == 0 {
+        assert_eq!(too_long, Err((None, token.duplicate())));
+    }
+    assert_eq!(too_long.map_err(|(_, token)| token), Err(token.duplicate()));
     if !alone.is_last_reply(token) {
         return;
     }
@@ -509,6 +517,47 @@ fn check_try_accept<U: Clone + Debug + PartialEq>(
             assert!(expected.is_err() || !is_free || !before.is_consumer_known(), "{expected:?}");
         }
     }
+}
+
+/// Asks for the next message. The short way does the same as the long one, or nothing.
+pub(super) fn next_message<U: Clone + Debug + PartialEq, B: RingBytes + ?Sized>(
+    endpoint: &mut Endpoint<U>,
+    ring: &B,
+) -> Result<Option<ReceivedMessage<U>>, Violation> {
+    let (before, mut tried) = (endpoint.clone(), endpoint.clone());
+    let usual = tried.next_usual_message(ring);
+    let message = endpoint.next_message(ring);
+    match (usual, &message) {
+        (
+            Some(UsualMessage::Request { offset, len, reply_token }),
+            Ok(Some(ReceivedMessage::Request(request))),
+        ) => {
+            assert_eq!(request, &ReceivedRequest { offset, len, bulk: false, reply_token });
+            assert_eq!(&tried, endpoint);
+        }
+        (
+            Some(UsualMessage::Response { user, offset, len }),
+            Ok(Some(ReceivedMessage::Response(response))),
+        ) => {
+            let call = response.call;
+            assert_eq!(response, &ReceivedResponse { call, user, offset, len, bulk: false });
+            assert_eq!(&tried, endpoint);
+        }
+        (None, _) => {
+            assert_eq!(tried, before);
+            let (offset, bulk) = match &message {
+                Ok(Some(ReceivedMessage::Request(request))) => (request.offset, request.bulk),
+                Ok(Some(ReceivedMessage::Response(response))) => (response.offset, response.bulk),
+                Ok(None) | Err(_) => return message,
+            };
+            let is_compact = offset % wire::ALIGNMENT as usize == wire::COMPACT_HEAD_SIZE;
+            // Bytes behind the last message.
+            let fails_next = endpoint.clone().next_message(ring).is_err();
+            assert!(bulk || is_compact || fails_next, "{message:?} is a usual message");
+        }
+        (usual, _) => panic!("{usual:?} is not {message:?}"),
+    }
+    message
 }
 
 fn assert_same_write(compact: &CompactWrite, write: &RingWrite) {

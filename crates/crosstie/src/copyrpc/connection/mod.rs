@@ -25,7 +25,8 @@ use std::time::Instant;
 
 use crosstie_protocol::copyrpc::wire::{CompactHead, ConnectInfo};
 use crosstie_protocol::copyrpc::{
-    CompactMessage, Endpoint as Protocol, FlowParams, HeldSpace, ReplyError, ReplyToken, RingBytes,
+    CompactMessage, Endpoint as Protocol, FlowParams, HeldSpace, ReceivedMessage, ReceivedRequest,
+    ReceivedResponse, Refusal, ReplyError, ReplyToken, RingBytes, UsualMessage,
 };
 
 use super::address::{EndpointAddress, EndpointId};
@@ -34,7 +35,7 @@ use super::config::EndpointConfig;
 use super::counters::RunningCounters;
 use super::deadlines::Deadlines;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
-use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
+use super::flush_policy::{self, BATCHES_AHEAD, LARGE_BATCH, SendTiming};
 use super::operation::RawCompletion;
 use super::region_pool::PooledRegion;
 use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr, RingRegion};
@@ -126,6 +127,8 @@ pub(super) trait MessageHandler<U> {
 
 /// A message that is not short, or that has to wait for one that is not. If it is in the ring, it is lent.
 pub(super) enum OtherMessage<U> {
+    /// A short request in the ring.
+    Request { offset: usize, len: usize, reply_token: ReplyToken },
     /// A response in the ring. `user` is `None` if the call was abandoned.
     Response { user: Option<U>, offset: usize, len: usize },
     /// A response in bulk memory.
@@ -238,43 +241,65 @@ impl<U> Connection<U> {
         Ok(())
     }
 
+    /// Makes a call and posts it at once, if it can go out alone. Returns `user` if the call was not made.
     #[inline(always)]
-    pub(super) fn call(
+    pub(super) fn call_alone(
         &self,
         payload: &[u8],
         allowance: usize,
         user: U,
         deadline: Option<Instant>,
-        has_sent_alone: &Cell<bool>,
+        counters: &RunningCounters,
+    ) -> Option<U> {
+        let mut state = self.state.borrow_mut();
+        if !state.has_no_calls() {
+            return Some(user);
+        }
+        state.post_call_alone(self.key, payload, allowance, user, deadline, counters)
+    }
+
+    /// Makes a call that can join the open batch, which goes out with the next poll. Returns `user` otherwise, and why the call is refused. No
+    /// reason: [`place_call`](Connection::place_call) makes it, or says why not.
+    #[inline(always)]
+    pub(super) fn append_call(
+        &self,
+        payload: &[u8],
+        allowance: usize,
+        user: U,
+        deadline: Option<Instant>,
+    ) -> Result<(), (Option<Refusal>, U)> {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let Some(connected) = &mut state.connected else { return Err((None, user)) };
+        if flush_policy::is_direct_payload(payload.len(), state.max_inline) {
+            return Err((None, user));
+        }
+        // Nothing can be appended after a failure.
+        let (call, placement) =
+            connected.protocol.append_call(payload.len(), allowance, LARGE_BATCH, user)?;
+        state.deadlines.record(call, deadline, state.config.pending_calls);
+        connected.write(&placement, payload);
+        debug_assert!(self.is_scheduled.get());
+        Ok(())
+    }
+
+    /// Makes a call that cannot join the open batch. `refusal`: why it is refused, if that is known.
+    #[inline(never)]
+    pub(super) fn place_call(
+        &self,
+        payload: &[u8],
+        allowance: usize,
+        (refusal, user): (Option<Refusal>, U),
+        deadline: Option<Instant>,
         counters: &RunningCounters,
     ) -> Result<SendTiming, (NotCalled, U)> {
         let mut state = self.state.borrow_mut();
-        let state = &mut *state;
-        if let Some(failure) = state.failure {
-            return Err((failure.into(), user));
+        match refusal {
+            None => state.place_call(self.key, payload, allowance, user, deadline, counters),
+            Some(refusal) => state
+                .call_after_refusal(refusal, payload, allowance, user, deadline)
+                .map(|()| SendTiming::WithNextPoll),
         }
-        let mut user = user;
-        if !has_sent_alone.get() && state.has_no_calls() {
-            user = match state.post_call_alone(self.key, payload, allowance, user, deadline, counters) {
-                None => {
-                    has_sent_alone.set(true);
-                    return Ok(SendTiming::Sent);
-                }
-                Some(user) => user,
-            };
-        }
-        let Some(connected) = &mut state.connected else { return Err((NotCalled::NotConnected, user)) };
-        if !flush_policy::is_direct_payload(payload.len(), state.max_inline) {
-            user = match connected.protocol.append_call(payload.len(), allowance, user) {
-                Ok((call, placement)) => {
-                    state.deadlines.record(call, deadline, state.config.pending_calls);
-                    connected.write(&placement, payload);
-                    return Ok(connected.send_timing());
-                }
-                Err(user) => user,
-            };
-        }
-        state.place_call(self.key, payload, allowance, user, deadline, counters)
     }
 
     /// Replies to a request, and releases its ring space.
@@ -288,21 +313,26 @@ impl<U> Connection<U> {
     ) -> Result<SendTiming, (NotReplied, Option<ReplyToken>)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        if let Some(failure) = state.failure {
-            return Err((failure.into(), None));
-        }
         let Some(connected) = &mut state.connected else { return Err((Failure::Closed.into(), None)) };
+        // Nothing can be appended after a failure.
         if !flush_policy::is_direct_payload(payload.len(), state.max_inline) {
-            token = match connected.protocol.append_reply(token, payload.len()) {
+            token = match connected.protocol.append_reply(token, payload.len(), LARGE_BATCH) {
                 Ok(placement) => {
                     connected.write(&placement, payload);
                     if let Some(space) = space.take() {
                         connected.protocol.release(space);
                     }
-                    return Ok(connected.send_timing());
+                    return Ok(SendTiming::WithItsBatch);
                 }
-                Err(token) => token,
+                Err((None, token)) => token,
+                Err((Some(ReplyError::TooLong { max, .. }), token)) => {
+                    return Err((NotReplied::TooLong { len: payload.len(), max }, Some(token)));
+                }
+                Err((Some(_), _)) => return Err((Failure::Closed.into(), None)),
             };
+        }
+        if let Some(failure) = state.failure {
+            return Err((failure.into(), None));
         }
         if connected.protocol.is_last_reply(&token) {
             token = match state.post_reply_alone(self.key, token, space, payload, counters) {
@@ -331,8 +361,11 @@ impl<U> Connection<U> {
         let Some(connected) = &mut state.connected else { return Ok(()) };
         // All lines at once: one after the other, each of them would come from the cache of the sender while nothing else is done.
         let batch = connected.protocol.announced_batch(imm);
-        for at in batch.step_by(CACHE_LINE).take(flush_policy::MAX_LINES_AHEAD) {
+        let end = batch.end.min(batch.start + flush_policy::MAX_LINES_AHEAD * CACHE_LINE);
+        let mut at = batch.start;
+        while at < end {
             prefetch::for_read(self.ring.as_ptr().wrapping_add(at));
+            at += CACHE_LINE;
         }
         connected.protocol.accept_batch(imm, &self.ring).map_err(Failure::Violation)
     }
@@ -397,40 +430,29 @@ impl<U> Connection<U> {
         &self,
         handler: &mut H,
     ) -> Result<Option<OtherMessage<U>>, Failure> {
-        use crosstie_protocol::copyrpc::ReceivedMessage::{Request, Response};
-        use crosstie_protocol::copyrpc::{ReceivedRequest, ReceivedResponse};
         // Otherwise a callback has closed the endpoint, or a post of the callback has failed.
         while !self.has_stopped_receiving() {
             let mut guard = self.state.borrow_mut();
             let state = &mut *guard;
             let Some(connected) = &mut state.connected else { break };
-            match connected.protocol.next_message(&self.ring).map_err(Failure::Violation)? {
-                None => break,
-                Some(Request(ReceivedRequest { offset, len, bulk, reply_token })) => {
-                    if bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_queued_requests()) {
-                        // Field by field: a struct that is passed by reference would be kept in memory for short
-                        // messages too.
-                        state.queue_request(&self.ring, offset, len, bulk, reply_token)?;
-                        return Ok(Some(OtherMessage::RequestQueued));
-                    }
+            let message = match &state.bulk {
+                Some(bulk) if bulk.has_queued_requests() || bulk.has_bulk_calls() => None,
+                _ => connected.protocol.next_usual_message(&self.ring),
+            };
+            let goes_on = match message {
+                Some(UsualMessage::Request { offset, len, reply_token }) => {
                     drop(guard);
-                    if !handler.on_request(offset, len, reply_token) {
-                        self.pass();
-                        break;
-                    }
+                    handler.on_request(offset, len, reply_token)
                 }
-                Some(Response(ReceivedResponse { call, user, offset, len, bulk })) => {
-                    if bulk || state.bulk.as_ref().is_some_and(|bulk| bulk.has_bulk_calls()) {
-                        return state
-                            .accept_bulk_response(&self.ring, call, user, offset, len, bulk)
-                            .map(Some);
-                    }
+                Some(UsualMessage::Response { user, offset, len }) => {
                     drop(guard);
-                    if !handler.on_response(user, offset, len) {
-                        self.pass();
-                        break;
-                    }
+                    handler.on_response(user, offset, len)
                 }
+                None => return state.receive_other(&self.ring),
+            };
+            if !goes_on {
+                self.pass();
+                break;
             }
         }
         Ok(None)
@@ -543,7 +565,6 @@ impl<U> Connection<U> {
 
 impl<U> ConnectionState<U> {
     /// Makes a call that cannot join the open batch.
-    #[inline(never)]
     fn place_call(
         &mut self,
         key: u32,
@@ -553,6 +574,9 @@ impl<U> ConnectionState<U> {
         deadline: Option<Instant>,
         counters: &RunningCounters,
     ) -> Result<SendTiming, (NotCalled, U)> {
+        if let Some(failure) = self.failure {
+            return Err((failure.into(), user));
+        }
         let direct = self.can_post_directly(payload.len());
         let Some(connected) = &mut self.connected else { return Err((NotCalled::NotConnected, user)) };
         let (Ok(len), Ok(response)) = (u32::try_from(payload.len()), u32::try_from(allowance)) else {
@@ -608,10 +632,34 @@ impl<U> ConnectionState<U> {
         }
     }
 
-    /// Whether the connection is established and no call is pending.
+    /// Whether the connection is established, and no call is pending.
     #[inline(always)]
     fn has_no_calls(&self) -> bool {
-        self.connected.as_ref().is_some_and(|connected| connected.protocol.has_no_calls())
+        self.failure.is_none()
+            && self.connected.as_ref().is_some_and(|connected| connected.protocol.has_no_calls())
+    }
+
+    /// The next message of the batch, if it is not a usual one, or has to wait for one that is not. `None` at the end of the batch.
+    #[cold]
+    #[inline(never)]
+    fn receive_other(&mut self, ring: &RingRegion) -> Result<Option<OtherMessage<U>>, Failure> {
+        let Some(connected) = &mut self.connected else { return Ok(None) };
+        match connected.protocol.next_message(ring).map_err(Failure::Violation)? {
+            None => Ok(None),
+            Some(ReceivedMessage::Request(ReceivedRequest { offset, len, bulk, reply_token })) => {
+                if bulk || self.bulk.as_ref().is_some_and(|bulk| bulk.has_queued_requests()) {
+                    self.queue_request(ring, offset, len, bulk, reply_token)?;
+                    return Ok(Some(OtherMessage::RequestQueued));
+                }
+                Ok(Some(OtherMessage::Request { offset, len, reply_token }))
+            }
+            Some(ReceivedMessage::Response(ReceivedResponse { call, user, offset, len, bulk })) => {
+                if bulk || self.bulk.as_ref().is_some_and(|bulk| bulk.has_bulk_calls()) {
+                    return self.accept_bulk_response(ring, call, user, offset, len, bulk).map(Some);
+                }
+                Ok(Some(OtherMessage::Response { user, offset, len }))
+            }
+        }
     }
 
     #[inline]

@@ -439,6 +439,9 @@ impl<U> ContextCore<U> {
         handler: &mut impl PollHandler<U>,
     ) {
         match message {
+            OtherMessage::Request { offset, len, reply_token } => {
+                handler.on_ring_request(self, connection, offset, len, reply_token);
+            }
             OtherMessage::Response { user, offset, len } => {
                 if let Some(user) = user {
                     *responses += 1;

@@ -3,6 +3,9 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crosstie_protocol::copyrpc::Refusal;
+use crosstie_protocol::copyrpc::wire::MAX_COMPACT_PAYLOAD;
+
 use super::ContextCore;
 use crate::copyrpc::address::{EndpointAddress, EndpointId};
 use crate::copyrpc::connection::Connection;
@@ -71,10 +74,40 @@ impl<U> Endpoint<U> {
         user: U,
         deadline: Option<Instant>,
     ) -> Result<(), CallError<U>> {
-        let (has_sent_alone, counters) = (&self.core.has_sent_alone, &self.core.counters);
-        match self.connection.call(payload, response, user, deadline, has_sent_alone, counters) {
+        let ContextCore { has_sent_alone, counters, .. } = &*self.core;
+        let mut user = user;
+        if payload.len() <= MAX_COMPACT_PAYLOAD as usize && !has_sent_alone.get() {
+            user = match self.connection.call_alone(payload, response, user, deadline, counters) {
+                Some(user) => user,
+                None => {
+                    has_sent_alone.set(true);
+                    counters.calls.set(counters.calls.get() + 1);
+                    return Ok(());
+                }
+            };
+        }
+        match self.connection.append_call(payload, response, user, deadline) {
+            Ok(()) => {
+                counters.calls.set(counters.calls.get() + 1);
+                Ok(())
+            }
+            Err(refused) => self.place_call(payload, response, refused, deadline),
+        }
+    }
+
+    /// Makes a call that cannot join the open batch.
+    #[inline(never)]
+    fn place_call(
+        &self,
+        payload: &[u8],
+        response: usize,
+        refused: (Option<Refusal>, U),
+        deadline: Option<Instant>,
+    ) -> Result<(), CallError<U>> {
+        let counters = &self.core.counters;
+        match self.connection.place_call(payload, response, refused, deadline, counters) {
             Ok(timing) => {
-                self.core.counters.calls.set(self.core.counters.calls.get() + 1);
+                counters.calls.set(counters.calls.get() + 1);
                 self.core.flush_after_write(&self.connection, timing);
                 Ok(())
             }

@@ -55,7 +55,8 @@ impl<U> ContextCore<U> {
     /// Flushes a connection after a message was written: now, or with the next poll.
     #[inline(always)]
     pub(super) fn flush_after_write(&self, connection: &Rc<Connection<U>>, timing: SendTiming) {
-        if timing == SendTiming::Sent {
+        if let SendTiming::Sent | SendTiming::WithItsBatch = timing {
+            debug_assert!(timing == SendTiming::Sent || connection.is_scheduled.get());
             return;
         }
         if timing == SendTiming::Now
