@@ -13,13 +13,13 @@ const ROUNDS: u32 = 300;
 const DEPTH: u32 = 64;
 
 /// One call at a time.
-const ALONE_LIMIT: u64 = 2144;
+const ALONE_LIMIT: u64 = 2141;
 /// [`DEPTH`] calls at a time.
-const BATCHED_LIMIT: u64 = 648;
+const BATCHED_LIMIT: u64 = 540;
 /// The same, with requests that go through the queue of [`Context::recv`].
-const QUEUED_LIMIT: u64 = 793;
+const QUEUED_LIMIT: u64 = 669;
 /// [`DEPTH`] typed calls at a time.
-const TYPED_LIMIT: u64 = 872;
+const TYPED_LIMIT: u64 = 749;
 
 fn rings() -> EndpointConfig {
     EndpointConfig { ring: 1 << 18, credit: 1 << 16, ..EndpointConfig::default() }
