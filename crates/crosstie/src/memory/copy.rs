@@ -28,6 +28,23 @@ pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
     unsafe { arch::copy_streaming(from, to, len) }
 }
 
+/// Copies at most [`SHORT`] bytes to two places.
+///
+/// # Safety
+///
+/// As for [`copy`], with each of the places. `len` is not more than [`SHORT`].
+#[inline(always)]
+pub(crate) unsafe fn copy_short_twice(from: *const u8, to: [*mut u8; 2], len: usize) {
+    // SAFETY: the requirements are the same as those of this function. Code for longer copies is left out.
+    unsafe {
+        core::hint::assert_unchecked(len <= SHORT);
+        arch::copy_short_twice(from, to, len);
+    }
+}
+
+/// Longest copy of [`copy_short_twice`].
+pub(crate) const SHORT: usize = 64;
+
 /// Loads 8 bytes.
 ///
 /// # Safety
@@ -299,6 +316,26 @@ mod arch {
     both_ends!(copy32to48, reg, words!("0"), words!("16"), words!("{l} - 16"));
     both_ends!(copy32to64, reg, words!("0"), words!("16"), words!("{l} - 32"), words!("{l} - 16"));
 
+    /// # Safety
+    ///
+    /// As for [`super::copy_short_twice`].
+    #[inline(always)]
+    pub(super) unsafe fn copy_short_twice(from: *const u8, [first, second]: [*mut u8; 2], len: usize) {
+        // SAFETY: with 16 to 32 bytes, reads the first and the last 16 of them and writes them to both places. Flags and stack are not
+        // touched.
+        unsafe {
+            if (16..=32).contains(&len) {
+                asm!("movups {a}, [{f}]", "movups {b}, [{f} + {l} - 16]",
+                     "movups [{t}], {a}", "movups [{t} + {l} - 16], {b}", "movups [{u}], {a}", "movups [{u} + {l} - 16], {b}",
+                     f = in(reg) from, l = in(reg) len, t = in(reg) first, u = in(reg) second,
+                     a = out(xmm_reg) _, b = out(xmm_reg) _, options(nostack, preserves_flags));
+            } else {
+                copy(from, first, len);
+                copy(from, second, len);
+            }
+        }
+    }
+
     /// Copies one cache line.
     ///
     /// # Safety
@@ -443,6 +480,16 @@ mod arch {
                 copy(head.as_ptr().cast(), to, 16);
                 copy(bytes.as_ptr(), to.add(16), bytes.len());
             }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`super::copy_short_twice`].
+    pub(super) unsafe fn copy_short_twice(from: *const u8, to: [*mut u8; 2], len: usize) {
+        for to in to {
+            // SAFETY: the caller's promise.
+            unsafe { copy(from, to, len) };
         }
     }
 

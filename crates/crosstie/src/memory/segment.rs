@@ -172,6 +172,8 @@ impl<T> Deref for SharedRef<T> {
 pub(crate) struct SharedSlice<T> {
     first: NonNull<T>,
     len: usize,
+    /// `len - 1`, for [`ring`](SharedSlice::ring).
+    mask: usize,
     memory: Arc<dyn Send + Sync>,
 }
 
@@ -204,7 +206,12 @@ impl<T: Shared> SharedSlice<T> {
     pub(crate) fn new(segment: &Arc<Segment>, offset: u64, len: usize) -> Option<SharedSlice<T>> {
         let size = (len as u64).checked_mul(size_of::<T>() as u64)?;
         let first = segment.bytes(offset, size)?.cast::<T>();
-        first.is_aligned().then(|| SharedSlice { first, len, memory: segment.clone() })
+        first.is_aligned().then(|| SharedSlice {
+            first,
+            len,
+            mask: len.wrapping_sub(1),
+            memory: segment.clone(),
+        })
     }
 
     /// `len` zeroed elements in memory of this process, which no peer can write. The kernel allocates a page when it is
@@ -223,7 +230,8 @@ impl<T: Shared> SharedSlice<T> {
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         // A mapping begins at a page, so it is aligned for every `Shared` type.
-        Ok(SharedSlice { first: base.cast(), len, memory: Arc::new(PrivateMemory { base, size }) })
+        let memory = Arc::new(PrivateMemory { base, size });
+        Ok(SharedSlice { first: base.cast(), len, mask: len.wrapping_sub(1), memory })
     }
 
     /// The number of elements.
@@ -232,19 +240,27 @@ impl<T: Shared> SharedSlice<T> {
         self.len
     }
 
+    /// `len` elements from `start` on.
+    #[inline(always)]
+    pub(crate) fn range(&self, start: usize, len: usize) -> &[T] {
+        assert!(start <= self.len && len <= self.len - start);
+        // SAFETY: inside the elements; otherwise as for `SharedRef::deref`.
+        unsafe { core::slice::from_raw_parts(self.first.add(start).as_ptr(), len) }
+    }
+
     /// The element at `position` modulo the length, which must be a power of two.
     #[inline]
     pub(crate) fn ring(&self, position: u64) -> &T {
         debug_assert!(self.len.is_power_of_two());
-        let index = position as usize & (self.len - 1);
-        // SAFETY: `index < len`; otherwise as for `SharedRef::deref`.
+        let index = position as usize & self.mask;
+        // SAFETY: `index < len`, because `len` is a power of two; otherwise as for `SharedRef::deref`.
         unsafe { self.first.add(index).as_ref() }
     }
 }
 
 impl<T> Clone for SharedSlice<T> {
     fn clone(&self) -> Self {
-        SharedSlice { first: self.first, len: self.len, memory: self.memory.clone() }
+        SharedSlice { memory: self.memory.clone(), ..*self }
     }
 }
 
