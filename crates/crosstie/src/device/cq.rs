@@ -47,12 +47,23 @@ impl Cq {
     /// is no order between queue pairs, nor between the sends and the receives of one.
     #[inline]
     pub fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
-        match &mut self.provider {
-            Provider::Software(x) => x.poll(max, each),
+        if let Provider::Software(x) = &mut self.provider {
+            return x.poll(max, each);
+        }
+        self.poll_other(max, &mut each).map(|count| count as usize)
+    }
+
+    /// As [`poll`](Cq::poll), for the other providers. A function of its own, so that the result of `poll` stays in registers.
+    #[inline(never)]
+    fn poll_other(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> Result<u32, CqError> {
+        let count = match &mut self.provider {
+            // `poll` has done that.
+            Provider::Software(_) => Ok(0),
             #[cfg(feature = "verbs")]
             Provider::Verbs(x) => x.poll(max, each),
-            Provider::Fault(x) => x.poll(max, &mut each),
-        }
+            Provider::Fault(x) => x.poll(max, each),
+        };
+        count.map(|count| count as u32)
     }
 
     /// Takes one completion of a receive into `to`, or says that there is nothing to poll, where the device knows that for less than a poll costs.
