@@ -220,7 +220,9 @@ impl Cq {
                 }
             }
         }
-        count += self.poll_ring(max - count, each);
+        if !self.is_ring_quiet() {
+            count += self.poll_ring(max - count, each);
+        }
         let has_listed_lanes = self.has_listed_lanes();
         if count >= max {
             self.next_source = if has_listed_lanes { self.hot.len() + 1 } else { 0 };
@@ -234,6 +236,7 @@ impl Cq {
 
     /// Polls every source once, beginning with [`Cq::next_source`].
     #[cold]
+    #[inline(never)]
     fn poll_from_next_source(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
         let mut source = self.next_source;
@@ -263,8 +266,15 @@ impl Cq {
         !self.listed.is_empty() || !self.shared.ring.header.ready.is_empty()
     }
 
-    /// Polls what is not in a lane, at least once: the ring, and what markers in it have announced.
+    /// Whether [`poll_ring`](Cq::poll_ring) would find nothing.
     #[inline(always)]
+    pub(super) fn is_ring_quiet(&self) -> bool {
+        self.flushes.is_empty() && self.stalled.is_empty() && !self.shared.ring.is_published(self.cursor)
+    }
+
+    /// Polls what is not in a lane, at least once: the ring, and what markers in it have announced. Apart from the code that polls lanes, which
+    /// is short without it.
+    #[inline(never)]
     fn poll_ring(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
         let begin = self.cursor;

@@ -44,6 +44,7 @@ pub(super) struct HotLane {
 impl Cq {
     /// Polls the lanes that are not hot and whose writers have announced entries.
     #[cold]
+    #[inline(never)]
     pub(super) fn poll_listed(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
         let shared = self.shared.clone();
         shared.ring.header.ready.take(|index| {

@@ -247,7 +247,7 @@ impl DatagramPeer {
             kind: CqeKind::Recv,
             opcode: if status == Status::Success { Opcode::Recv } else { Opcode::Unspecified },
             status,
-            request: RequestWord::of_recv(taken.slot, from.num),
+            request: RequestWord::of_recv(taken.slot.into(), from.num),
             qp_num: num,
             byte_len: len + UdContract::GRH as u32,
             detail: imm.unwrap_or(0),

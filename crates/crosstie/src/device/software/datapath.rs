@@ -1,13 +1,13 @@
 //! Send requests of connected queue pairs, executed by the thread that posts them.
 
-use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::control::Request;
 use super::deferred::{DeferredSends, DeferredWr, NOT_READY_RETRY, are_registered};
 use super::error::ExecuteError;
-use super::lane::{LANE_DATA, Lane, NewEntry};
+use super::lane::{LANE_DATA, NewEntry};
 use super::layout::{ConnectionWord, PeerLine, QpBlock};
 use super::link::Link;
 use super::peer_memory::{PeerMemory, RemotePtr, store_atomic_result};
@@ -36,9 +36,8 @@ const RNR_SPINS: u32 = 64;
 impl RcQp {
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if let (SendOp::WriteImm(to, imm), Data::Inline(bytes)) = (wr.op, &wr.data)
-            && self.try_post_short(wr, to, imm, bytes)
-        {
+        let may_be_short = matches!((wr.op, &wr.data), (SendOp::WriteImm(..), Data::Inline(_)));
+        if may_be_short && self.try_post_short(wr) {
             return Ok(());
         }
         self.post_any(wr)
@@ -144,7 +143,7 @@ impl RcQp {
 
     /// Refuses what cannot be posted in this state; returns the message's length.
     #[inline]
-    fn check(&self, wr: &SendWr<'_>, state: QpState) -> Result<u32, PostError> {
+    fn check(&mut self, wr: &SendWr<'_>, state: QpState) -> Result<u32, PostError> {
         if state != QpState::ReadyToSend && state != QpState::Error {
             return Err(PostError::WrongState(state));
         }
@@ -168,11 +167,21 @@ impl RcQp {
         Ok(len)
     }
 
+    /// Completions are looked at only when the queue looks full.
     #[inline(always)]
-    pub(super) fn is_send_queue_full(&self) -> bool {
+    pub(super) fn is_send_queue_full(&mut self) -> bool {
+        self.sq_posted >= self.sq_limit && !self.extend_send_queue()
+    }
+
+    /// Notes which requests have completed meanwhile. Returns whether there is room for another one. `sq_done` comes from completions, which
+    /// a peer may have forged: it can be more than was posted, and then there is room.
+    #[cold]
+    #[inline(never)]
+    fn extend_send_queue(&mut self) -> bool {
         // Acquire, partner: the Release store in `Cq::decode`.
         let done = self.shared.sq_done.load(Acquire).max(self.sq_base);
-        is_send_queue_full(self.sq_posted, done, self.config.max_send_wr)
+        self.sq_limit = done.wrapping_add(self.config.max_send_wr.into());
+        self.sq_posted < self.sq_limit
     }
 
     /// Posts while the progress thread has the sending half, or before the first request.
@@ -328,7 +337,7 @@ pub(super) fn execute(
     }
     let (line, attached): (&PeerLine, &mut AttachedQp) = (line, to_qp);
     let memory = PeerMemory { link, pd: attached.pd, streaming };
-    let received = qp.lane.as_ref().map_or(0, Lane::received);
+    let received = qp.received.load(Relaxed);
     match *op {
         SendOp::Write(to) => {
             check_access(attached, Access::REMOTE_WRITE)?;
@@ -463,7 +472,7 @@ fn check_access(attached: &AttachedQp, access: Access) -> Result<(), ExecuteErro
 
 #[inline(always)]
 fn take_recv(attached: &mut AttachedQp, block: &QpBlock, line: &PeerLine) -> Result<TakenRecv, ExecuteError> {
-    if attached.lane.has_room(attached.recv.taken())
+    if attached.lane.has_room(&attached.recv)
         && let Some(taken) = attached.recv.take(block, line)
     {
         return Ok(taken);
@@ -480,13 +489,13 @@ fn wait_for_recv(
 ) -> Result<TakenRecv, ExecuteError> {
     for _ in 0..RNR_SPINS {
         core::hint::spin_loop();
-        if attached.lane.has_room(attached.recv.taken())
+        if attached.lane.has_room(&attached.recv)
             && let Some(taken) = attached.recv.take(block, line)
         {
             return Ok(taken);
         }
     }
-    if attached.lane.has_room(attached.recv.taken()) {
+    if attached.lane.has_room(&attached.recv) {
         Err(ExecuteError::ReceiverNotReady(attached.rnr_timer))
     } else {
         Err(ExecuteError::LaneFull)

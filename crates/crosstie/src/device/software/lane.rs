@@ -12,7 +12,7 @@
 //!     if it is short
 //!  head = position + 1, slot, tag  (Release) -------> head == cursor + 1 ?  copy the entry, complete the receive
 //!  is the lane polled? else ready.add(lane)  -------> `ring/ready_set.rs`
-//!                                            <------- consumed = cursor
+//!                                            <------- consumed = cursor, if the receive queue is shared
 //! ```
 //!
 //! **Room.** A lane of a queue pair with its own receive queue has an entry for each receive. A receive can be posted again only after
@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use super::layout::{CacheLine, CqHeader, QpBlock, QpNum};
 use super::qp::{QpShared, RecvSource};
-use super::recv::TakenRecv;
+use super::recv::{PeerRecvQueue, TakenRecv};
 use super::region_keys::pointer;
 use super::state::{Allocation, DeviceShared};
 use crate::device::InlineData;
@@ -52,15 +52,18 @@ const MAX_SHARED_DEPTH: u32 = 256;
 pub(super) struct LaneHeader {
     /// Whether the owner looks at the lane in every poll, see [`crate::ring::ready_set`]. Writer: the owner.
     pub(super) polled: CacheLine,
-    /// Entries read so far. Writer: the owner.
+    /// Entries read so far, if the receives are those of a shared queue. Writer: the owner.
     pub(super) consumed: CacheLine,
 }
 
 /// Offset of the entries behind a [`LaneHeader`].
 pub(super) const LANE_ENTRIES_AT: u64 = size_of::<LaneHeader>() as u64;
 
-/// If these entries of [`PeerLane::answers`] were all answered before the next one, a sender takes the traffic for requests and responses.
-const LAST_ANSWERS: u32 = 0b1111;
+/// If so many entries in a row were [`PeerLane::answers`], a sender takes the traffic for requests and responses.
+const MIN_ANSWERS: u32 = 4;
+
+/// Most completions that are read from a lane before others have their turn: as many as the longest lane has entries.
+const MAX_READ: usize = 1 << 14;
 
 /// Longest message that travels inside of a [`LaneEntry`].
 pub(super) const LANE_DATA: usize = 48;
@@ -190,8 +193,6 @@ pub(super) struct Lane {
     header: SharedRef<LaneHeader>,
     entries: SharedSlice<LaneEntry>,
     memory: Allocation,
-    /// Entries read so far, as in the header, which peers can write.
-    read: AtomicU64,
     /// The first position of the connection of epoch `epoch`. Entries before it belong to earlier ones.
     first: AtomicU64,
     epoch: AtomicU64,
@@ -222,7 +223,6 @@ impl Lane {
             header,
             entries,
             memory,
-            read: AtomicU64::new(0),
             first: AtomicU64::new(0),
             epoch: AtomicU64::new(epoch),
         })
@@ -239,15 +239,9 @@ impl Lane {
         self.first.load(Relaxed)
     }
 
-    /// Entries read so far.
-    #[inline(always)]
-    pub(super) fn received(&self) -> u64 {
-        self.read.load(Relaxed)
-    }
-
-    /// Ends a connection whose peer is outside; the next one is of epoch `epoch`. The peer says that it has taken `taken` receives.
-    pub(super) fn end_connection(&self, epoch: u64, taken: u64) {
-        let read = self.read.load(Relaxed);
+    /// Ends a connection whose peer is outside; the next one is of epoch `epoch`. `read` entries were read so far. The peer says that it
+    /// has taken `taken` receives.
+    pub(super) fn end_connection(&self, epoch: u64, read: u64, taken: u64) {
         // A peer that finds room is at most one round ahead of the poller.
         let ahead = taken.wrapping_sub(read).min(self.entries.len() as u64);
         self.skip_to(epoch, read.wrapping_add(ahead));
@@ -277,11 +271,9 @@ pub(super) struct PeerLane {
     number: usize,
     /// The last known value of `consumed`: it is read again only when the lane looks full.
     seen_consumed: Cell<u64>,
-    /// Whether the peer's receives do not guarantee room.
-    is_bounded: bool,
     /// How many entries this side had read from the lane of the other direction when it wrote its last one.
     last_received: Cell<u64>,
-    /// For each of the last entries a bit, the last one lowest: whether this side had read any since the one before.
+    /// So many of the last entries were answers: this side had read an entry since the one before.
     answers: Cell<u32>,
 }
 
@@ -296,12 +288,7 @@ pub(super) struct NewEntry {
 
 impl PeerLane {
     /// The lane of queue pair `num` with this block. `None` if the block's values are invalid.
-    pub(super) fn new(
-        segment: &Arc<Segment>,
-        block: &QpBlock,
-        num: u32,
-        is_shared: bool,
-    ) -> Option<PeerLane> {
+    pub(super) fn new(segment: &Arc<Segment>, block: &QpBlock, num: u32) -> Option<PeerLane> {
         let line = &block.owner_line;
         let (at, depth) = (line.lane_at.load(Relaxed), line.lane_depth.load(Relaxed));
         if !depth.is_power_of_two() {
@@ -318,7 +305,6 @@ impl PeerLane {
             entries: SharedSlice::new(segment, at.checked_add(LANE_ENTRIES_AT)?, depth as usize)?,
             cq: SharedRef::new(segment, block.recv_cq.load(Relaxed))?,
             number: QpNum::from_bits(num).index() as usize,
-            is_bounded: is_shared,
             last_received: Cell::new(0),
             answers: Cell::new(0),
         })
@@ -330,20 +316,20 @@ impl PeerLane {
         self.entries.ring(position)
     }
 
-    /// Whether the entry at `position` can be written.
+    /// Whether the entry of the next receive that is taken from `recv` can be written.
     #[inline(always)]
-    pub(super) fn has_room(&self, position: u64) -> bool {
-        self.is_known_to_have_room(position) || {
+    pub(super) fn has_room(&self, recv: &PeerRecvQueue) -> bool {
+        self.is_known_to_have_room(recv) || {
             // Acquire, partner: the Release store in `LaneReader::publish_cursor`. The entry has been read.
             self.seen_consumed.set(self.header.consumed.word.load(Acquire));
-            self.is_known_to_have_room(position)
+            self.is_known_to_have_room(recv)
         }
     }
 
-    /// As [`has_room`](PeerLane::has_room), as far as this side knows.
+    /// As [`has_room`](PeerLane::has_room), as far as this side knows. Receives that are not shared guarantee room.
     #[inline(always)]
-    pub(super) fn is_known_to_have_room(&self, position: u64) -> bool {
-        !self.is_bounded || position.wrapping_sub(self.seen_consumed.get()) < self.entries.len() as u64
+    pub(super) fn is_known_to_have_room(&self, recv: &PeerRecvQueue) -> bool {
+        !recv.is_shared() || recv.taken().wrapping_sub(self.seen_consumed.get()) < self.entries.len() as u64
     }
 
     /// Completes a taken receive. `data`, if it is at most [`LANE_DATA`] bytes long, travels in the entry. `received`: how many entries this
@@ -369,11 +355,15 @@ impl PeerLane {
         received: u64,
     ) {
         let tag = LaneTag::new(new, has_data);
-        entry.publish(taken.position, taken.slot as u16, tag, new.imm.unwrap_or(0), new.byte_len);
-        let is_answer = received != self.last_received.replace(received);
-        let answers = self.answers.get() << 1 | u32::from(is_answer);
+        entry.publish(taken.position, taken.slot, tag, new.imm.unwrap_or(0), new.byte_len);
+        let answers = if received == self.last_received.get() {
+            0
+        } else {
+            self.last_received.set(received);
+            self.answers.get().saturating_add(1)
+        };
         self.answers.set(answers);
-        if !answers & LAST_ANSWERS != 0 {
+        if answers < MIN_ANSWERS {
             // The next entry arrives while the next request is prepared. If the peer answers each entry before the next one, it would find
             // its next entry in our cache, and wait for it before it can answer. Behind the last entry this is a useless prefetch.
             prefetch::for_write(core::ptr::from_ref(entry).wrapping_add(1));
@@ -438,7 +428,7 @@ impl LaneReader {
             lane.map(|lane| lane.first())
         };
         let is_published = |position| self.entries.ring(position).published(position).is_some();
-        position.is_some_and(is_published) && !qp.destroyed.load(Acquire)
+        position.is_some_and(is_published)
     }
 
     pub(super) fn start_polling(&self) {
@@ -461,20 +451,24 @@ impl LaneReader {
         if self.epoch != qp.epoch() && !self.follow_connection(qp) {
             return 0;
         }
-        let begin = self.cursor;
-        // A peer that writes invalid entries does not keep the poller here.
-        let end = begin.wrapping_add(self.entries.len() as u64);
-        let (mut count, mut completion) = (0, Completion::EMPTY);
-        while let Some(is_completion) = self.read_entry(qp, count > 0, &mut completion) {
+        // A peer that writes fast, or writes invalid entries, does not keep the poller here.
+        let max = max.min(MAX_READ);
+        let (mut count, mut skipped, mut completion) = (0, 0, Completion::EMPTY);
+        while let Some(is_completion) = self.read_entry(qp, count, &mut completion) {
             if is_completion {
                 count += 1;
                 each(&completion);
-            }
-            if count >= max || self.cursor == end {
-                break;
+                if count >= max {
+                    break;
+                }
+            } else {
+                skipped += 1;
+                if skipped >= self.entries.len() {
+                    break;
+                }
             }
         }
-        if self.cursor != begin {
+        if count + skipped > 0 {
             self.publish_cursor(qp);
         }
         count
@@ -489,36 +483,33 @@ impl LaneReader {
     /// Reads one entry, if there is one of the connection whose entries were read last. Returns whether it was a completion.
     #[inline(always)]
     pub(super) fn take(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> bool {
-        let is_completion = self.read_entry(qp, is_stream, to);
+        let is_completion = self.read_entry(qp, is_stream.into(), to);
         if is_completion.is_some() {
             self.publish_cursor(qp);
         }
         is_completion.unwrap_or(false)
     }
 
-    /// Reads the entry at the cursor, if it is there and of this connection. False if no such receive is outstanding. `is_stream`: the entry
-    /// before was there, too.
+    /// Reads the entry at the cursor, if it is there and of this connection. False if no such receive is outstanding. `before`: so many
+    /// entries before it were there, too.
     #[inline(always)]
-    fn read_entry(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> Option<bool> {
-        let entry = self.entries.ring(self.cursor);
-        let (slot, tag) = entry.published(self.cursor)?;
+    fn read_entry(&mut self, qp: &Arc<QpShared>, before: usize, to: &mut Completion) -> Option<bool> {
+        let position = self.cursor;
+        let entry = self.entries.ring(position);
+        let (slot, tag) = entry.published(position)?;
         let (imm, byte_len) = entry.detail();
-        let is_short_write = tag == LaneTag::SHORT_WRITE_IMM;
-        to.data = match is_short_write || tag.has_data() {
-            true => InlineData::Bytes { words: entry.data(), len: byte_len },
-            false => InlineData::None,
-        };
+        to.data = InlineData::Bytes { words: entry.data(), len: byte_len };
         // Orders the loads of the entry before that of the epoch. Partner: the Release fence in `PeerLane::new`; the owner
         // changes the epoch before it connects a peer that can overwrite the entry.
         atomic_fence(Acquire);
-        // Acquire, partner: the Release store in `qp::destroy`.
-        if qp.epoch() != self.epoch || qp.destroyed.load(Acquire) {
+        // `qp::destroy` ends the epoch, too.
+        if qp.epoch() != self.epoch {
             return None;
         }
-        self.cursor = self.cursor.wrapping_add(1);
-        if is_stream {
+        self.cursor = position.wrapping_add(1);
+        if before > 0 {
             // The entry after the next one is probably there.
-            prefetch::for_read(self.entries.ring(self.cursor.wrapping_add(1)));
+            prefetch::for_read(self.entries.ring(position.wrapping_add(2)));
         }
         let recv = match &qp.recv {
             RecvSource::Own(queue) => queue.complete_next(),
@@ -528,11 +519,14 @@ impl LaneReader {
         to.wr_id = recv.wr_id;
         to.byte_len = byte_len;
         to.qp_num = qp.num;
-        if is_short_write {
+        if tag == LaneTag::SHORT_WRITE_IMM {
             (to.status, to.opcode, to.imm) = (Status::Success, Opcode::RecvWriteImm, Some(imm));
             return Some(true);
         }
         (to.status, to.opcode, to.imm) = (tag.status(), tag.opcode(), tag.has_imm().then_some(imm));
+        if !tag.has_data() {
+            to.data = InlineData::None;
+        }
         if tag.is_success() && !recv.fits(to.opcode, byte_len) {
             *to = qp.reject_completion(recv.wr_id);
         }
@@ -541,11 +535,11 @@ impl LaneReader {
 
     #[inline]
     fn publish_cursor(&self, qp: &QpShared) {
-        if let Some(lane) = &qp.lane {
-            lane.read.store(self.cursor, Relaxed);
+        qp.received.store(self.cursor, Relaxed);
+        if let RecvSource::Shared(_) = qp.recv {
+            // Release, partner: the Acquire load in `PeerLane::has_room`. The entries have been read.
+            self.header.consumed.word.store(self.cursor, Release);
         }
-        // Release, partner: the Acquire load in `PeerLane::has_room`. The entries have been read.
-        self.header.consumed.word.store(self.cursor, Release);
     }
 
     /// The connection that the entries belonged to has ended. Drops what is left of it, and goes to the first entry of the current or
@@ -555,7 +549,7 @@ impl LaneReader {
         let Some(lane) = &qp.lane else { return false };
         // Acquire, partner: the Release store in `Lane::skip_to`. The old peer was outside before.
         let epoch = lane.epoch.load(Acquire);
-        if qp.destroyed.load(Acquire) || epoch != qp.epoch() {
+        if epoch != qp.epoch() {
             return false;
         }
         let first = lane.first.load(Relaxed);

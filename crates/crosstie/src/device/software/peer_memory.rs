@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 
 use super::error::ExecuteError;
-use super::layout::{IN_PLACE, RegionKey};
+use super::layout::{IN_PLACE, RegionEntry, RegionKey};
 use super::link::{Link, copy_into_mapping};
 use super::recv::{RECV_ACCESS, RecvSge};
 use super::region_keys::pointer;
@@ -228,8 +228,9 @@ impl PeerMemory<'_> {
 /// The memory that a sender wrote to last, as it was found in the peer's table: the next message often goes there as well.
 #[derive(Debug)]
 pub(super) struct LastTarget {
-    /// Zero: none.
     key: u32,
+    /// The region's entry in the peer's table.
+    entry: *const RegionEntry,
     /// What the region's owner calls its first byte.
     addr: u64,
     len: u64,
@@ -237,25 +238,35 @@ pub(super) struct LastTarget {
     at: *mut u8,
 }
 
-// SAFETY: an address, which is not bound to a thread. `find` says when it may be used.
+// SAFETY: addresses, which are not bound to a thread. `find` says when they may be used.
 unsafe impl Send for LastTarget {}
 
 impl LastTarget {
-    pub(super) const NONE: LastTarget = LastTarget { key: 0, addr: 0, len: 0, at: core::ptr::null_mut() };
+    /// No memory yet: no region has this key and this address.
+    pub(super) fn none(link: &Link) -> LastTarget {
+        LastTarget { key: 0, entry: link.regions.ring(0), addr: u64::MAX, len: 0, at: core::ptr::null_mut() }
+    }
 
     /// Where `to..to + len` is mapped, if it is inside of this region. Valid while the caller is inside the operation.
+    ///
+    /// # Safety
+    ///
+    /// The link, of [`none`](LastTarget::none) and of every [`look_up`](LastTarget::look_up), still exists.
     #[inline(always)]
-    pub(super) fn find(&self, link: &Link, to: RemoteAddr, len: u32) -> Option<*mut u8> {
+    pub(super) unsafe fn find(&self, to: RemoteAddr, len: u32) -> Option<*mut u8> {
+        // SAFETY: an entry of the link's table, which the link keeps mapped.
+        let entry = unsafe { &*self.entry };
         let offset = to.addr.wrapping_sub(self.addr);
-        let is_inside = offset <= self.len && u64::from(len) <= self.len - offset;
-        let entry = link.regions.ring(RegionKey::from_bits(to.rkey).index().into());
+        if self.key != to.rkey || offset.checked_add(len.into()).is_none_or(|end| end > self.len) {
+            return None;
+        }
         // No two regions have the same key and the same address (`region_keys.rs`), and a region has its key as long as it exists. The rest
         // of the entry was checked when it was found.
         // Acquire, partner: the Release store in `DeviceShared::add_region`.
-        let is_same = self.key == to.rkey
-            && entry.key.load(Acquire) == to.rkey
-            && entry.addr.load(Relaxed) == self.addr;
-        (is_same && is_inside && len > 0).then(|| self.at.wrapping_add(offset as usize))
+        if entry.key.load(Acquire) != to.rkey || entry.addr.load(Relaxed) != self.addr {
+            return None;
+        }
+        Some(self.at.wrapping_add(offset as usize))
     }
 
     /// Looks up `to..to + len` for a WRITE of at least one byte through a queue pair with this access, and remembers its region. `None` if
@@ -280,7 +291,7 @@ impl LastTarget {
         if let Some(size) = u32::try_from(size).ok()
             && let Some(RemotePtr::Mapped(first)) = memory.look_up(to.rkey, addr, size, Access::REMOTE_WRITE)
         {
-            *self = LastTarget { key: to.rkey, addr, len: size.into(), at: first };
+            *self = LastTarget { key: to.rkey, entry, addr, len: size.into(), at: first };
         }
         Some(at)
     }

@@ -92,7 +92,7 @@ pub(super) fn attach(
     let line = OpenLine::open(&link.lines, index, connection.tenure()).ok_or(ExecuteError::PeerNotReady)?;
     let taken = line.taken.load(Relaxed);
     let recv = PeerRecvQueue::new(&link.segment, block, taker_of_qp(num), taken).ok_or_else(invalid)?;
-    let lane = PeerLane::new(&link.segment, block, num, recv.is_shared()).ok_or_else(invalid)?;
+    let lane = PeerLane::new(&link.segment, block, num).ok_or_else(invalid)?;
     let qp = AttachedQp {
         connection,
         lane,
@@ -101,7 +101,7 @@ pub(super) fn attach(
         access: Access::from_bits_truncate(block.access.load(Relaxed)),
         rnr_timer: block.rnr_timer.load(Relaxed) as u8 & 31,
         mappings: PeerMappings::new(),
-        last_target: LastTarget::NONE,
+        last_target: LastTarget::none(link),
         last_at: 0,
     };
     Ok(AttachedPeer { line, qp })

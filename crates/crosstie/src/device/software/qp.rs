@@ -27,6 +27,9 @@ use crate::device::{Completion, DeviceError, Event, Opcode, QpConfig, QpState, S
 use crate::memory::segment::SharedRef;
 use crate::ring::reservation;
 
+/// In the epoch of a queue pair that is gone: the poller reads no entry of it. No epoch has this bit.
+const NO_EPOCH: u64 = 1 << 63;
+
 /// The shared part of a queue pair.
 #[derive(Debug)]
 #[repr(C)]
@@ -41,6 +44,8 @@ pub(super) struct QpShared {
     epoch: AtomicU64,
     /// Send requests retired so far. Writer: the poller of `send_cq`.
     pub(super) sq_done: AtomicU64,
+    /// RC: entries of the lane read so far, as in its header, which peers can write. Writer: the poller of `recv_cq`.
+    pub(super) received: AtomicU64,
     /// Claim in the ring of `send_cq`. Writer: the owner of the sending half (the poster or the progress thread).
     pub(super) send_claim: AtomicU64,
     pub(super) block: SharedRef<QpBlock>,
@@ -296,6 +301,7 @@ pub(super) fn create(
             recv,
             lane,
             sq_done: AtomicU64::new(0),
+            received: AtomicU64::new(0),
             send_claim: AtomicU64::new(reservation::IDLE),
             deferred: Mutex::default(),
             peer: Mutex::new(None),
@@ -314,6 +320,7 @@ pub(super) fn create(
 pub(super) fn destroy(qp: &Arc<QpShared>) {
     // Release, partner: the Acquire load in `Cq::poll`.
     qp.destroyed.store(true, Release);
+    qp.epoch.fetch_or(NO_EPOCH, Relaxed);
     qp.close();
     let mut removal = QpRemoval::new(qp);
     let deadline = Instant::now() + DROP_TIMEOUT;

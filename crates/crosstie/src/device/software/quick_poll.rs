@@ -51,10 +51,8 @@ impl Cq {
     fn is_quiet(&mut self) -> bool {
         let CqShared { ring, version, .. } = &*self.shared;
         let polls = self.empty_polls.wrapping_add(1);
-        let is_quiet = self.flushes.is_empty()
-            && self.stalled.is_empty()
+        let is_quiet = self.is_ring_quiet()
             && self.removed.is_empty()
-            && !ring.is_published(self.cursor)
             && !self.has_listed_lanes()
             && ring.header.overrun.load(Relaxed) == 0
             // Acquire, partner: the Release add in `CqShared::record_change`.

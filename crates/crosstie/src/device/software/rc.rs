@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::Duration;
 
+use super::lane::LANE_DATA;
 use super::layout::{ConnectionWord, KIND_RC, gid_words};
 use super::link::Link;
 use super::peer_lines::LineUse;
@@ -33,6 +34,8 @@ impl Pd {
             connect: ConnectConfig::default(),
             max_message: self.handle.device.attr().max_message,
             sq_posted: 0,
+            sq_limit: 0,
+            max_short: (LANE_DATA as u32).min(config.max_inline),
             sq_base: 0,
             leaving: None,
         })
@@ -49,6 +52,10 @@ pub struct RcQp {
     pub(super) peer: Option<Box<PeerQp>>,
     /// Send requests accepted so far.
     pub(super) sq_posted: u64,
+    /// There is room for requests before this position.
+    pub(super) sq_limit: u64,
+    /// The longest inline message that travels in a lane entry.
+    pub(super) max_short: u32,
     /// Send requests before this position were dropped by a reset.
     pub(super) sq_base: u64,
     /// That of the device.
@@ -171,7 +178,10 @@ impl RcQp {
                 queue.reset();
                 lane.skip_to(shared.epoch(), queue.base());
             }
-            (_, Some(lane)) => lane.end_connection(shared.epoch(), taken.unwrap_or(lane.first())),
+            (_, Some(lane)) => {
+                let received = shared.received.load(Relaxed);
+                lane.end_connection(shared.epoch(), received, taken.unwrap_or(lane.first()));
+            }
             _ => {}
         }
         self.sq_base = self.sq_posted;
@@ -180,18 +190,28 @@ impl RcQp {
 
     #[inline]
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        let state = self.state();
-        let RecvSource::Own(queue) = &self.shared.recv else {
+        let shared = &*self.shared;
+        let (state, RecvSource::Own(queue)) = (shared.state(), &shared.recv) else {
             return Err(PostError::Invalid("the queue pair uses a shared receive queue: post there"));
         };
-        if state == QpState::Reset {
-            return Err(PostError::WrongState(state));
+        if matches!(state, QpState::Reset | QpState::Error) {
+            return self.post_recv_unconnected(wr, state);
         }
-        queue.post(&self.shared.block.owner_line, wr)?;
-        if state == QpState::Error {
-            self.shared.request_flush();
+        queue.post(&shared.block.owner_line, wr)
+    }
+
+    /// Posts a receive in RESET or ERR.
+    #[cold]
+    #[inline(never)]
+    fn post_recv_unconnected(&mut self, wr: &RecvWr<'_>, state: QpState) -> Result<(), PostError> {
+        match &self.shared.recv {
+            RecvSource::Own(queue) if state == QpState::Error => {
+                queue.post(&self.shared.block.owner_line, wr)?;
+                self.shared.request_flush();
+                Ok(())
+            }
+            _ => Err(PostError::WrongState(state)),
         }
-        Ok(())
     }
 
     #[cfg(all(test, not(loom)))]

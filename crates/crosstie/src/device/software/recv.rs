@@ -9,9 +9,7 @@
 //!  peer:   takes slots in order, taken += 1                 (PeerLine::taken)
 //! ```
 
-use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::Arc;
 
 use super::layout::{OwnerLine, PeerLine, QpBlock, RECV_HEAD_WORDS, recv_stride};
@@ -49,15 +47,18 @@ impl RecvSlots {
         Some(RecvSlots { words, depth: depth as usize, stride, max_sge })
     }
 
-    #[inline]
-    pub(super) fn write(&self, slot: usize, sges: &[Sge<'_>]) {
-        let at = slot * self.stride;
-        self.words[at].store(sges.len() as u64, Relaxed);
-        for (i, sge) in sges.iter().enumerate() {
-            let word = at + RECV_HEAD_WORDS + 2 * i;
-            self.words[word].store(sge.addr, Relaxed);
-            self.words[word + 1].store(u64::from(sge.lkey) << 32 | u64::from(sge.len), Relaxed);
+    #[inline(always)]
+    fn write(&self, slot: usize, sges: &[Sge<'_>]) {
+        let words = self.words.range(slot * self.stride + RECV_HEAD_WORDS, 2 * sges.len());
+        for ([addr, len_key], sge) in words.as_chunks().0.iter().zip(sges) {
+            addr.store(sge.addr, Relaxed);
+            len_key.store(u64::from(sge.lkey) << 32 | u64::from(sge.len), Relaxed);
         }
+    }
+
+    #[inline(always)]
+    fn write_count(&self, slot: usize, count: u32) {
+        self.words[slot * self.stride].store(count.into(), Relaxed);
     }
 
     pub(super) fn sges(&self, slot: usize) -> impl Iterator<Item = RecvSge> {
@@ -132,21 +133,30 @@ struct OwnRecord {
     entries: WrittenEntries,
 }
 
-/// Which scatter/gather entries the slot of a receive has. Receives of WRITE+IMMs have none: their slots, each a cache line, are written
-/// once and then left alone. Writer: the poster.
-#[derive(Debug, Default)]
+/// How many scatter/gather entries the slot of a receive says it has. Receives of WRITE+IMMs have none: their slots, each a cache line, are
+/// written once and then left alone. Writer: the poster.
+#[derive(Debug)]
 pub(super) struct WrittenEntries {
-    are_none: AtomicBool,
+    count: AtomicU32,
+}
+
+impl Default for WrittenEntries {
+    /// Those of a slot that was not written yet.
+    fn default() -> WrittenEntries {
+        WrittenEntries { count: AtomicU32::new(u32::MAX) }
+    }
 }
 
 impl WrittenEntries {
     /// Writes the entries of a receive into its slot.
     #[inline(always)]
     pub(super) fn write(&self, slots: &RecvSlots, slot: usize, sges: &[Sge<'_>]) {
-        if !sges.is_empty() || !self.are_none.load(Relaxed) {
-            slots.write(slot, sges);
-            self.are_none.store(sges.is_empty(), Relaxed);
+        let count = sges.len() as u32;
+        if self.count.load(Relaxed) != count {
+            slots.write_count(slot, count);
+            self.count.store(count, Relaxed);
         }
+        slots.write(slot, sges);
     }
 }
 
@@ -241,8 +251,8 @@ pub(super) struct PeerRecvQueue {
 /// A receive that a sender has taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TakenRecv {
-    /// Identifies the receive to its owner.
-    pub(super) slot: u32,
+    /// Identifies a receive of a shared queue to its owner. Those of an own queue are known by their position; it is zero then.
+    pub(super) slot: u16,
     /// How many receives the sender had taken before.
     pub(super) position: u64,
 }
@@ -289,24 +299,24 @@ impl PeerRecvQueue {
             return Some(taken);
         }
         let slot = self.shared.as_mut()?.search(&mut self.seen_posted)?;
-        Some(self.note_taken(slot.into(), line))
+        Some(self.note_taken(self.taken, slot, line))
     }
 
     /// As [`take`](PeerRecvQueue::take), if the next receive is known to be there, and nobody else took it.
     #[inline(always)]
     pub(super) fn take_at_hand(&mut self, line: &PeerLine) -> Option<TakenRecv> {
+        let position = self.taken;
         let slot = match &mut self.shared {
             // A count that went backwards is invalid; treat the queue as empty.
-            None if self.taken >= self.seen_posted => return None,
-            None => self.taken as u32 & (self.slots.depth as u32 - 1),
-            Some(shared) => shared.take_next(self.seen_posted)?.into(),
+            None if position >= self.seen_posted => return None,
+            None => 0,
+            Some(shared) => shared.take_next(self.seen_posted)?,
         };
-        Some(self.note_taken(slot, line))
+        Some(self.note_taken(position, slot, line))
     }
 
     #[inline(always)]
-    fn note_taken(&mut self, slot: u32, line: &PeerLine) -> TakenRecv {
-        let position = self.taken;
+    fn note_taken(&mut self, position: u64, slot: u16, line: &PeerLine) -> TakenRecv {
         self.taken = position.wrapping_add(1);
         line.taken.store(self.taken, Relaxed);
         TakenRecv { slot, position }
@@ -314,9 +324,11 @@ impl PeerRecvQueue {
 
     /// The scatter/gather entries of a taken receive.
     pub(super) fn sges(&self, taken: TakenRecv) -> impl Iterator<Item = RecvSge> {
-        self.slots.sges(taken.slot as usize & (self.slots.depth - 1))
+        let slot = if self.is_shared() { taken.slot.into() } else { taken.position as usize };
+        self.slots.sges(slot & (self.slots.depth - 1))
     }
 
+    #[inline(always)]
     pub(super) fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
@@ -338,6 +350,7 @@ mod tests {
         let entry = |addr, len| Sge { addr, len, lkey: 7, pd: 0, access: RECV_ACCESS, region: PhantomData };
         let (entries, long, short) = (WrittenEntries::default(), [entry(1, 2), entry(3, 4)], [entry(5, 6)]);
         // What was in this memory before.
+        slots.write_count(1, 2);
         slots.write(1, &long);
         for sges in [&[][..], &[], &short, &[], &long, &short, &[], &[]] {
             entries.write(&slots, 1, sges);

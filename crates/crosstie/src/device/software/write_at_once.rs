@@ -3,11 +3,12 @@
 //! They do nothing if something is in the way: the peer is not attached yet, the connection has ended, there is no receive. What it is, and
 //! what follows from it, is for the general way in `datapath.rs`. So these are short, and need few cache lines.
 
-use core::sync::atomic::Ordering::Acquire;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::Arc;
 
 use super::datapath::DEMOTE_MAX;
-use super::lane::{LANE_DATA, Lane, NewEntry};
-use super::layout::ConnectionWord;
+use super::lane::{LANE_DATA, NewEntry};
+use super::layout::{ConnectionWord, PeerLine, QpBlock};
 use super::link::copy_into_mapping;
 use super::peer_memory::{PeerMemory, RemotePtr};
 use super::peer_qp::{AttachedPeer, AttachedQp, PeerQp};
@@ -15,51 +16,60 @@ use super::qp::QpShared;
 use super::quiescence::OperationGuard;
 use super::rc::RcQp;
 use super::region_keys::pointer;
-use crate::device::{Access, Data, Opcode, QpState, RemoteAddr, SendWr, Sge, Status};
+use crate::device::{Access, Data, Opcode, QpState, RemoteAddr, SendOp, SendWr, Sge, Status};
 use crate::memory::copy;
 use crate::memory::prefetch;
 
 const _: () =
     assert!(LANE_DATA <= DEMOTE_MAX as usize, "`try_write_imm_region` puts no data into a completion");
+const _: () = assert!(LANE_DATA <= copy::SHORT);
 
 impl RcQp {
     /// Posts a short WRITE+IMM, if it can be executed at once; otherwise it does nothing and returns false.
-    pub(super) fn try_post_short(&mut self, wr: &SendWr<'_>, to: RemoteAddr, imm: u32, bytes: &[u8]) -> bool {
-        if bytes.len() > LANE_DATA
-            || bytes.len() > self.config.max_inline as usize
+    pub(super) fn try_post_short(&mut self, wr: &SendWr<'_>) -> bool {
+        let (SendOp::WriteImm(to, imm), Data::Inline(bytes)) = (&wr.op, &wr.data) else { return false };
+        if bytes.len() > self.max_short as usize
             || self.shared.state() != QpState::ReadyToSend
             || self.is_send_queue_full()
         {
             return false;
         }
         let Some(peer) = self.peer.as_deref_mut() else { return false };
-        if !peer.write_imm_at_hand(&self.shared, to, imm, &Bytes(bytes)) {
-            return self.post_short_after_search(wr, to, imm, bytes);
+        if !peer.write_imm_at_hand(&self.shared, *to, imm, &Bytes(bytes)) {
+            return self.post_short_after_search(wr);
         }
-        self.note_short(wr, bytes);
+        self.note_short(wr);
         true
     }
 
+    // It takes the request apart again, so that its caller need not keep the parts.
     #[cold]
     #[inline(never)]
-    fn post_short_after_search(&mut self, wr: &SendWr<'_>, to: RemoteAddr, imm: u32, bytes: &[u8]) -> bool {
+    fn post_short_after_search(&mut self, wr: &SendWr<'_>) -> bool {
+        let (SendOp::WriteImm(to, imm), Data::Inline(bytes)) = (&wr.op, &wr.data) else { return false };
         let Some(peer) = self.peer.as_deref_mut() else { return false };
-        let is_done = peer.write_imm_after_search(&self.shared, to, imm, &Bytes(bytes));
+        let is_done = peer.write_imm_after_search(&self.shared, *to, imm, &Bytes(bytes));
         if is_done {
-            self.note_short(wr, bytes);
+            self.note_short(wr);
         }
         is_done
     }
 
     /// Notes that a request was executed.
     #[inline(always)]
-    fn note_short(&mut self, wr: &SendWr<'_>, bytes: &[u8]) {
-        let position = self.sq_posted;
-        self.sq_posted = position + 1;
+    fn note_short(&mut self, wr: &SendWr<'_>) {
+        self.sq_posted += 1;
         if wr.signaled {
-            let len = bytes.len() as u32;
-            self.shared.complete_send(wr.wr_id, Opcode::Write, Status::Success, len, position);
+            self.complete_short(wr);
         }
+    }
+
+    /// Completes the request that was executed last.
+    #[inline(never)]
+    fn complete_short(&self, wr: &SendWr<'_>) {
+        let Data::Inline(bytes) = &wr.data else { return };
+        let (len, position) = (bytes.len() as u32, self.sq_posted - 1);
+        self.shared.complete_send(wr.wr_id, Opcode::Write, Status::Success, len, position);
     }
 
     /// Executes a short WRITE+IMM from one entry, if nothing is in the way; otherwise it does nothing and returns false. It has no completion
@@ -73,8 +83,8 @@ impl RcQp {
             return false;
         }
         let Some(peer) = self.peer.as_deref_mut() else { return false };
-        peer.write_imm_at_hand(&self.shared, to, imm, from)
-            || peer.write_imm_after_search(&self.shared, to, imm, from)
+        peer.write_imm_at_hand(&self.shared, to, &imm, from)
+            || peer.write_imm_after_search(&self.shared, to, &imm, from)
     }
 
     /// Executes a WRITE+IMM of more than [`DEMOTE_MAX`] bytes from one entry, if nothing is in the way. Otherwise it returns false, and the
@@ -123,7 +133,7 @@ impl RcQp {
             }
             Err(_) => false,
         };
-        if !is_written || !qp.lane.has_room(qp.recv.taken()) {
+        if !is_written || !qp.lane.has_room(&qp.recv) {
             return false;
         }
         let Some(taken) = qp.recv.take(block, line) else { return false };
@@ -180,7 +190,7 @@ impl RcQp {
             return false;
         }
         let Some(peer) = self.peer.as_deref_mut() else { return false };
-        peer.write_imm_at_hand(&self.shared, to, imm, &HeadAndBytes(head, bytes))
+        peer.write_imm_at_hand(&self.shared, to, &imm, &HeadAndBytes(head, bytes))
             || peer.write_imm_inline_after_search(&self.shared, to, imm, head[0], head[1], bytes)
     }
 }
@@ -193,11 +203,12 @@ trait ShortMessage {
     ///
     /// # Safety
     ///
-    /// Both places have room for it; there are no references to that memory.
+    /// It is not longer than [`LANE_DATA`]. Both places have room for it; there are no references to that memory.
     unsafe fn store(&self, places: [*mut u8; 2]);
 }
 
-struct Bytes<'a>(&'a [u8]);
+/// The address of the bytes is loaded when it is needed.
+struct Bytes<'a>(&'a &'a [u8]);
 
 impl ShortMessage for Bytes<'_> {
     #[inline(always)]
@@ -206,12 +217,9 @@ impl ShortMessage for Bytes<'_> {
     }
 
     #[inline(always)]
-    unsafe fn store(&self, [target, entry]: [*mut u8; 2]) {
-        // SAFETY: the slice is readable; for the places it is the caller's promise.
-        unsafe {
-            copy::copy(self.0.as_ptr(), target, self.0.len());
-            copy::copy(self.0.as_ptr(), entry, self.0.len());
-        }
+    unsafe fn store(&self, places: [*mut u8; 2]) {
+        // SAFETY: the slice is readable, and not longer than `LANE_DATA`; for the places it is the caller's promise.
+        unsafe { copy::copy_short_twice(self.0.as_ptr(), places, self.0.len()) };
     }
 }
 
@@ -222,12 +230,9 @@ impl ShortMessage for Sge<'_> {
     }
 
     #[inline(always)]
-    unsafe fn store(&self, [target, entry]: [*mut u8; 2]) {
-        // SAFETY: the entry is inside a live region; for the places it is the caller's promise.
-        unsafe {
-            copy::copy(pointer(self.addr), target, self.len as usize);
-            copy::copy(pointer(self.addr), entry, self.len as usize);
-        }
+    unsafe fn store(&self, places: [*mut u8; 2]) {
+        // SAFETY: the entry is inside a live region, and not longer than `LANE_DATA`; for the places it is the caller's promise.
+        unsafe { copy::copy_short_twice(pointer(self.addr), places, self.len as usize) };
     }
 }
 
@@ -249,13 +254,13 @@ impl ShortMessage for HeadAndBytes<'_> {
 impl PeerQp {
     /// Executes a WRITE+IMM of a short message, if nothing is in the way, and all that it needs is at hand: the target is in the region of the
     /// message before, there is room as far as this side knows, and nobody else took the next receive. Otherwise it does nothing and returns
-    /// false. It calls no function, so that everything stays in registers.
+    /// false. It calls no function, so that everything stays in registers; the immediate is loaded when it is needed.
     #[inline(always)]
     fn write_imm_at_hand(
         &mut self,
-        own: &QpShared,
+        own: &Arc<QpShared>,
         to: RemoteAddr,
-        imm: u32,
+        imm: &u32,
         message: &impl ShortMessage,
     ) -> bool {
         self.write_imm::<false>(own, to, imm, message)
@@ -266,9 +271,9 @@ impl PeerQp {
     #[inline(never)]
     fn write_imm_after_search(
         &mut self,
-        own: &QpShared,
+        own: &Arc<QpShared>,
         to: RemoteAddr,
-        imm: u32,
+        imm: &u32,
         message: &impl ShortMessage,
     ) -> bool {
         self.write_imm::<true>(own, to, imm, message)
@@ -280,28 +285,29 @@ impl PeerQp {
     #[inline(never)]
     fn write_imm_inline_after_search(
         &mut self,
-        own: &QpShared,
+        own: &Arc<QpShared>,
         to: RemoteAddr,
         imm: u32,
         first: u64,
         second: u64,
         bytes: &[u8],
     ) -> bool {
-        self.write_imm::<true>(own, to, imm, &HeadAndBytes([first, second], bytes))
+        self.write_imm::<true>(own, to, &imm, &HeadAndBytes([first, second], bytes))
     }
 
     #[inline(always)]
     fn write_imm<const SEARCH: bool>(
         &mut self,
-        own: &QpShared,
+        own: &Arc<QpShared>,
         to: RemoteAddr,
-        imm: u32,
+        imm: &u32,
         message: &impl ShortMessage,
     ) -> bool {
         let len = message.len() as u32;
         let PeerQp { link, block, attached: Some(AttachedPeer { line, qp }), .. } = self else {
             return false;
         };
+        let (line, block): (&PeerLine, &QpBlock) = (line, block);
         let AttachedQp { connection, lane, recv, last_target, .. } = qp;
         let _operation = OperationGuard::begin(line);
         let entry = lane.entry(recv.taken());
@@ -311,15 +317,16 @@ impl PeerQp {
         if ConnectionWord(block.connection.load(Acquire)) != *connection {
             return false;
         }
-        let mut target = last_target.find(link, to, len);
+        // SAFETY: the link of this peer, which `self` keeps.
+        let mut target = unsafe { last_target.find(to, len) };
         if SEARCH && target.is_none() {
             let memory = PeerMemory { link, pd: qp.pd, streaming: false };
             target = last_target.look_up(&memory, qp.access, to, len);
         }
         let Some(at) = target else { return false };
         let has_room = match SEARCH {
-            true => lane.has_room(recv.taken()),
-            false => lane.is_known_to_have_room(recv.taken()),
+            true => lane.has_room(recv),
+            false => lane.is_known_to_have_room(recv),
         };
         if !has_room {
             return false;
@@ -329,12 +336,15 @@ impl PeerQp {
             false => recv.take_at_hand(line),
         };
         let Some(taken) = taken else { return false };
-        // SAFETY: `last_target` gave `at` for this many bytes, and the entry has room for a short message.
+        // SAFETY: `last_target` gave `at` for this many bytes. The callers take only short messages, for which the entry has room.
         unsafe { message.store([at, entry.data_ptr()]) };
-        let completion =
-            NewEntry { opcode: Opcode::RecvWriteImm, status: Status::Success, byte_len: len, imm: Some(imm) };
-        let received = own.lane.as_ref().map_or(0, Lane::received);
-        lane.publish(entry, taken, &completion, true, received);
+        let completion = NewEntry {
+            opcode: Opcode::RecvWriteImm,
+            status: Status::Success,
+            byte_len: len,
+            imm: Some(*imm),
+        };
+        lane.publish(entry, taken, &completion, true, own.received.load(Relaxed));
         true
     }
 }
