@@ -11,11 +11,11 @@ const ROUNDS: u32 = 1000;
 const PAYLOAD: usize = 32;
 
 /// A WRITE+IMM whose bytes are taken from the completion.
-const WRITE_IMM_LIMIT: u64 = 536;
+const WRITE_IMM_LIMIT: u64 = 443;
 /// The same, with a shared receive queue.
-const SHARED_LIMIT: u64 = 600;
+const SHARED_LIMIT: u64 = 507;
 /// A SEND into the memory of its receive.
-const SEND_LIMIT: u64 = 806;
+const SEND_LIMIT: u64 = 748;
 
 /// Two connected queue pairs of one process.
 struct Pair {
