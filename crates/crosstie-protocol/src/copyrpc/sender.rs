@@ -305,22 +305,22 @@ impl Sender {
     /// `lacks_credit`: a call of this side was refused for lack of credit, and the peer has granted less than its limit.
     #[inline]
     pub(super) fn next_write(&mut self, consumer: u64, lacks_credit: bool) -> Option<RingWrite> {
-        if self.sealed_len == 0 {
-            if let Some(open) = self.open.take() {
-                if self.compact && open.messages == 1 && open.first.payload_len <= MAX_COMPACT_PAYLOAD {
-                    self.seal_compact(open, consumer);
-                } else {
-                    self.seal(open, consumer);
-                }
-            } else if self.credit_batch_due(consumer, lacks_credit) {
-                let start = self.producer;
-                self.producer += METADATA;
-                self.push_sealed(start, METADATA, 0, consumer);
+        // A write that was just sealed is not read back from where it was stored: the processor would wait for the stores.
+        let write = if self.sealed_len > 0 {
+            self.sealed[0]
+        } else if let Some(open) = self.open.take() {
+            if self.compact && open.messages == 1 && open.first.payload_len <= MAX_COMPACT_PAYLOAD {
+                self.seal_compact(open, consumer)
             } else {
-                return None;
+                self.seal(open, consumer)
             }
-        }
-        let write = &self.sealed[0];
+        } else if self.credit_batch_due(consumer, lacks_credit) {
+            let start = self.producer;
+            self.producer += METADATA;
+            self.push_sealed(start, METADATA, 0, consumer, None)
+        } else {
+            return None;
+        };
         let (imm, compact) = match &write.compact {
             Some(header) => {
                 (COMPACT_FLAG | header.payload_len, Some(CompactHead::new(&write.metadata, header)))
@@ -448,7 +448,7 @@ impl Sender {
     /// has carried them.
     pub(super) fn seal_without_tail(&mut self, tail: u64, consumer: u64) {
         if let Some(open) = self.open.take() {
-            self.push_sealed(open.start, self.producer - open.start - tail, open.messages, consumer);
+            self.push_sealed(open.start, self.producer - open.start - tail, open.messages, consumer, None);
         }
     }
 
@@ -576,27 +576,34 @@ impl Sender {
         if skip > 0 {
             let start = self.producer;
             self.producer += skip;
-            self.push_sealed(start, METADATA, WRAP_MESSAGE_COUNT, consumer);
+            self.push_sealed(start, METADATA, WRAP_MESSAGE_COUNT, consumer, None);
         }
     }
 
     #[inline]
-    fn seal(&mut self, open: OpenBatch, consumer: u64) {
-        self.push_sealed(open.start, self.producer - open.start, open.messages, consumer);
+    fn seal(&mut self, open: OpenBatch, consumer: u64) -> SealedWrite {
+        self.push_sealed(open.start, self.producer - open.start, open.messages, consumer, None)
     }
 
     /// Seals a batch with one short message as a compact batch: the rest of the room that the message had is free again. What
     /// is placed from now on does not touch the payload, which stays where it was placed until the batch was posted.
     #[inline]
-    fn seal_compact(&mut self, open: OpenBatch, consumer: u64) {
+    fn seal_compact(&mut self, open: OpenBatch, consumer: u64) -> SealedWrite {
         let header = open.first;
         self.producer = open.start + wire::compact_size(header.payload_len);
         let len = COMPACT_HEAD_SIZE as u64 + u64::from(header.payload_len);
-        self.push_sealed(open.start, len, 1, consumer);
-        self.sealed[self.sealed_len - 1].compact = Some(header);
+        self.push_sealed(open.start, len, 1, consumer, Some(header))
     }
 
-    fn push_sealed(&mut self, start: u64, len: u64, message_count: u32, consumer: u64) {
+    #[inline(always)]
+    fn push_sealed(
+        &mut self,
+        start: u64,
+        len: u64,
+        message_count: u32,
+        consumer: u64,
+        compact: Option<Header>,
+    ) -> SealedWrite {
         let credit_grant = self.grantable(self.in_flight(), self.reserved);
         debug_assert!(
             message_count > 0 || credit_grant > 0 || consumer > self.announced,
@@ -605,15 +612,17 @@ impl Sender {
         self.reserved += credit_grant;
         let consumer_pos =
             if rule_broken!(self, DeltaPosition) { consumer - self.announced } else { consumer };
-        self.sealed[self.sealed_len] = SealedWrite {
+        let write = SealedWrite {
             start,
             len,
             delta: self.producer - start,
             metadata: FlowMetadata { consumer_pos, credit_grant, message_count },
-            compact: None,
+            compact,
         };
+        self.sealed[self.sealed_len] = write;
         self.sealed_len += 1;
         self.announced = consumer;
+        write
     }
 
     /// The credit that may be granted with so many bytes in flight and reserved: limited by the invariant and by `limit`.

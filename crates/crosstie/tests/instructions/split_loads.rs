@@ -22,7 +22,7 @@ const STORES: usize = 56;
 /// So many instructions later a store has reached the cache, unless it or one before it has to wait.
 const RECENT: u64 = 64;
 /// At most one of so many operations may have such a load.
-const ONE_OF: u64 = 20;
+const ONE_OF: u64 = 4;
 
 /// Fails if the operations of a task have such loads.
 pub(crate) fn assert_none(test: &str, task: &str, operations: u32) {
@@ -84,7 +84,7 @@ fn find(test: &str, task: &str) -> BTreeMap<u64, u64> {
         if !is_measured {
             continue;
         }
-        let to = from + len.parse::<u64>().unwrap();
+        let to = from + len.trim_end().parse::<u64>().unwrap();
         if kind != " S " {
             let last = stores.iter().rev().find(|store| store.from < to && from < store.end);
             let is_split =
