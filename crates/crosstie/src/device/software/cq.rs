@@ -272,9 +272,8 @@ impl Cq {
         self.flushes.is_empty() && self.stalled.is_empty() && !self.shared.ring.is_published(self.cursor)
     }
 
-    /// Polls what is not in a lane, at least once: the ring, and what markers in it have announced. Apart from the code that polls lanes, which
-    /// is short without it.
-    #[inline(never)]
+    /// Polls what is not in a lane, at least once: the ring, and what markers in it have announced.
+    #[inline(always)]
     fn poll_ring(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
         let begin = self.cursor;
