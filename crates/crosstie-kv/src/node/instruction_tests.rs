@@ -26,7 +26,7 @@ const KEYS: usize = 512;
 
 /// Most instructions of a request.
 const LIMITS: [(&str, u64); 3] =
-    [("one node", 363), ("two nodes, Meta", 1894), ("two nodes, Delegation", 1948)];
+    [("one node", 363), ("two nodes, Meta", 1736), ("two nodes, Delegation", 1761)];
 
 #[test]
 fn requests_stay_within_their_instruction_limits() {

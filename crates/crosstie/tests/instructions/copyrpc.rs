@@ -17,9 +17,9 @@ const ALONE_LIMIT: u64 = 2141;
 /// [`DEPTH`] calls at a time.
 const BATCHED_LIMIT: u64 = 540;
 /// The same, with requests that go through the queue of [`Context::recv`].
-const QUEUED_LIMIT: u64 = 669;
+const QUEUED_LIMIT: u64 = 663;
 /// [`DEPTH`] typed calls at a time.
-const TYPED_LIMIT: u64 = 749;
+const TYPED_LIMIT: u64 = 738;
 
 fn rings() -> EndpointConfig {
     EndpointConfig { ring: 1 << 18, credit: 1 << 16, ..EndpointConfig::default() }

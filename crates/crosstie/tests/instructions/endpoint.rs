@@ -18,9 +18,9 @@ const PAYLOAD: usize = 64;
 /// A `write`.
 const WRITE_LIMIT: u64 = 707;
 /// A `write_imm` and its `imm_recv`.
-const IMMEDIATE_LIMIT: u64 = 2186;
+const IMMEDIATE_LIMIT: u64 = 2163;
 /// A `send` and its `recv`.
-const MESSAGE_LIMIT: u64 = 3733;
+const MESSAGE_LIMIT: u64 = 3596;
 
 /// Two endpoints that one thread drives.
 struct Pair {
