@@ -82,7 +82,7 @@ struct Core {
 #[repr(align(128))]
 struct ClientAccount {
     key: ClientKey,
-    /// Requests that were taken and not replied to, or [`DISCONNECTED`].
+    /// Requests that were [deferred](Request::defer) and not replied to, or [`DISCONNECTED`].
     unanswered: u32,
     /// Of the index, whichever client has it.
     reply_target: ReplyTarget,
@@ -168,14 +168,21 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
     pub fn reply(self, response: &Resp) -> Result<(), ReplyError<Ticket>> {
         let Request { account, registry, layout, ticket, .. } = self;
         let bytes = response.bytes();
-        let ticket = check_len::<Resp>(bytes.len(), layout, ticket)?;
-        account.unanswered -= 1;
+        let ticket = match check_len::<Resp>(bytes.len(), layout, ticket) {
+            Ok(ticket) => ticket,
+            // The ticket can still be replied to.
+            Err(too_long) => {
+                account.unanswered += 1;
+                return Err(too_long);
+            }
+        };
         account.reply_target.reply(registry, layout, ticket, bytes)
     }
 
     /// Turns the request into a ticket, so that other requests can be received before the reply.
     #[inline]
     pub fn defer(self) -> Ticket {
+        self.account.unanswered += 1;
         self.ticket
     }
 }
@@ -471,7 +478,6 @@ impl Core {
             && Req::SIZE.is_none_or(|size| len == size)
         {
             let len = Req::SIZE.unwrap_or(len);
-            account.unanswered += 1;
             // Prefetch the cache line of the response while the request is being served.
             prefetch::for_write(account.reply_target.responses.masked(response.slot()).word());
             let account = NonNull::from(account);

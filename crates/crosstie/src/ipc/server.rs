@@ -109,7 +109,8 @@ impl ClientEntry {
 struct ConnectedClient {
     id: ClientId,
     lane: ServedLane,
-    /// Requests that may be taken before one is replied to. Less than zero if the client sent more.
+    /// Requests that may be kept before one of them is replied to: [deferred](Request::defer), or taken by
+    /// [`Server::poll_with_prefetch`]. Less than zero if the client sent more. One that is answered where it is received does not count.
     room: i32,
     /// `poll_with_skip` checks the client in every round that is a multiple of this power of two.
     skip: u32,
@@ -176,16 +177,26 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
     /// Sends the response.
     #[inline]
     pub fn reply(self, response: &Resp) -> Result<(), ReplyError<Ticket>> {
-        let (ticket, bytes) = (self.ticket, response.bytes());
-        check_len::<Resp>(bytes.len(), self.response_limit, ticket).map(|ticket| {
-            self.slot.write(bytes);
-            publish_response(self.slot, self.room, ticket, bytes.len());
-        })
+        let bytes = response.bytes();
+        // Messages of fixed size replace the limit.
+        if Resp::SIZE.is_none() && bytes.len() > self.response_limit {
+            return Err(self.too_long(bytes.len()));
+        }
+        self.slot.write(bytes);
+        publish_response(self.slot, self.ticket.call, bytes.len());
+        Ok(())
+    }
+
+    #[cold]
+    fn too_long(self, len: usize) -> ReplyError<Ticket> {
+        let limit = self.response_limit;
+        ReplyError::TooLong { ticket: self.defer(), len, limit }
     }
 
     /// Turns the request into a ticket, so that other requests can be received before the reply.
     #[inline]
     pub fn defer(self) -> Ticket {
+        *self.room -= 1;
         self.ticket
     }
 }
@@ -194,12 +205,12 @@ impl<Req: Message + ?Sized> Request<'_, Req, [u8]> {
     /// As [`reply`](Request::reply), with a response that is given in several parts, which are concatenated.
     #[inline]
     pub fn reply_parts(self, parts: &[&[u8]]) -> Result<(), ReplyError<Ticket>> {
-        let (ticket, len, limit) = (self.ticket, parts_len(parts), self.response_limit);
-        if len > limit {
-            return Err(ReplyError::TooLong { ticket, len, limit });
+        let len = parts_len(parts);
+        if len > self.response_limit {
+            return Err(self.too_long(len));
         }
         self.slot.write_parts(parts);
-        publish_response(self.slot, self.room, ticket, len);
+        publish_response(self.slot, self.ticket.call, len);
         Ok(())
     }
 }
@@ -352,7 +363,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             let ConnectedClient { lane, room, .. } = unsafe { &mut *client.as_ptr() };
             let (slot, next) = lane.take(Req::SIZE);
             let valid = match next {
-                Next::Request { slot: number, call, len } if take_room(room) => {
+                Next::Request { slot: number, call, len } if *room > 0 => {
                     let len = Req::SIZE.unwrap_or(len);
                     core.counters.requests += 1;
                     core.left_in_turn -= 1;
@@ -390,6 +401,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         let TakenRequest { index, client, slot, call, .. } = self.taken[next];
         let taken = &self.taken[next];
         let ConnectedClient { lane, room, .. } = self.core.clients[index as usize].client.as_mut()?;
+        *room += 1;
         Some(Request {
             message: Req::received(&taken.inbox, taken.len)?,
             slot: lane.slot(slot as usize),
@@ -458,10 +470,9 @@ fn check_len<Resp: Message + ?Sized>(
 
 /// Makes the response visible that was written into the slot.
 #[inline(always)]
-fn publish_response(slot: Slot<'_>, room: &mut i32, ticket: Ticket, len: usize) {
-    lane::publish_response(slot.word(), ticket.call, len);
+fn publish_response(slot: Slot<'_>, call: CallNumber, len: usize) {
+    lane::publish_response(slot.word(), call, len);
     slot.demote();
-    *room += 1;
     slot.lane().parker().notify();
 }
 
@@ -576,7 +587,8 @@ impl Core {
         let ticket = check_len::<Resp>(response.len(), self.response_limit, ticket)?;
         let slot = lane.slot(ticket.slot as usize);
         slot.write(response);
-        publish_response(slot, room, ticket, response.len());
+        publish_response(slot, ticket.call, response.len());
+        *room += 1;
         Ok(())
     }
 
