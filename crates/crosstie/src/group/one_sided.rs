@@ -3,7 +3,7 @@
 //! Each pair of members has an endpoint of its own, in the protection domain of the group. So a member reaches memory that was
 //! allocated or registered through this group, of this creation of it, and nothing else. Descriptions of memory that come from
 //! another group, another epoch or a dead member are refused and counted. When a member is declared dead, its endpoints are closed at
-//! all others: its late writes have no effect there.
+//! all others: no write that it begins then has an effect there. One that a device is executing at that moment may still end.
 //!
 //! ```text
 //!   PUSH   buffer here  ──────>  region there      zero-copy WRITE

@@ -152,7 +152,9 @@ fn late_push_of_an_expelled_member_has_no_effect() {
                 assert!(begin.elapsed() < Duration::from_secs(30));
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // Whatever the other one does until the job's barrier, this does not change.
+            // A write that its device was executing may still end. Whatever the other one begins until the job's barrier, this does not
+            // change any more.
+            std::thread::sleep(Duration::from_millis(200));
             let seen = window.to_vec();
             std::thread::sleep(Duration::from_millis(200));
             assert_eq!(window.to_vec(), seen);
