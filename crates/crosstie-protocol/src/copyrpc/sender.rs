@@ -78,7 +78,7 @@ pub(super) struct Sender {
     is_rebased: bool,
 }
 
-/// The open batch. No messages: there is none.
+/// The open batch. It has messages, unless no batch is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct OpenBatch {
     start: u64,

@@ -22,7 +22,7 @@ const STORES: usize = 56;
 /// So many instructions later a store has reached the cache, unless it or one before it has to wait.
 const RECENT: u64 = 64;
 /// At most one of so many operations may have such a load.
-const ONE_OF: u64 = 4;
+const ONE_OF: u64 = 10;
 
 /// Fails if the operations of a task have such loads.
 pub(crate) fn assert_none(test: &str, task: &str, operations: u32) {
