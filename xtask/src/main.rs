@@ -5,6 +5,7 @@
 //! - `cargo xtask vm -- COMMAND` runs a command on kernel Soft-RoCE, in a QEMU guest. It needs neither KVM nor an RDMA
 //!   NIC nor a kernel module on this machine ([`vm`]).
 //! - `cargo xtask fuzz` fuzzes every decoder of peer bytes, guided by coverage ([`fuzz`]).
+//! - `cargo xtask soak` runs everything random that the project has, with fresh seeds, until the time is over ([`soak`]).
 //! - `cargo xtask bench-peers` measures Crosstie and other systems side by side, and prints the ratios ([`peers`]).
 //! - `cargo xtask figures` measures what the documents claim, and writes their tables ([`figures`]).
 //!
@@ -17,6 +18,7 @@ mod fuzz;
 mod packages;
 mod peers;
 mod process;
+mod soak;
 mod test;
 mod vm;
 mod workspace;
@@ -40,6 +42,8 @@ enum Task {
     Vm(vm::Options),
     /// Fuzz every decoder of peer bytes, guided by coverage
     Fuzz(fuzz::Options),
+    /// Run everything random that the project has, with fresh seeds and unkind settings, until the time is over
+    Soak(soak::Options),
     /// Measure Crosstie, UCX, Redis and memcached on the same two cores, interleaved, and print the ratios
     BenchPeers(peers::Options),
     /// Measure what docs/PERFORMANCE.md claims, interleaved, and write its tables
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         Task::Test(options) => test::run(&options),
         Task::Vm(options) => vm::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
+        Task::Soak(options) => soak::run(&options),
         Task::BenchPeers(options) => peers::run(&options),
         Task::Figures(options) => figures::run(&options),
     };

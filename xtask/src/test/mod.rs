@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::packages::Packages;
 use crate::process::{self, Outcome};
-use crate::{vm, workspace};
+use crate::{soak, vm, workspace};
 use counts::{Counts, Tally};
 use steps::{STEPS, Step};
 
@@ -45,6 +45,8 @@ enum Work {
     },
     /// Check licences, sources, and that the default build needs Rust alone.
     Dependencies,
+    /// Run random jobs for so many minutes, with a seed made from the commit. Each counts as a test.
+    Soak { minutes: f64 },
     /// Check that `cargo xtask vm` works.
     GuestCheck,
     /// Build a test program with all features and run it on kernel Soft-RoCE. The other programs and the shared library of
@@ -165,6 +167,13 @@ fn run_work(work: &Work, timeout: Duration, tally: &mut Tally) -> Result<Option<
             tally.counts.passed += u64::from(violations.is_empty());
             tally.counts.failed += violations.len() as u64;
             Ok((!violations.is_empty()).then(|| violations.join("\n")))
+        }
+        Work::Soak { minutes } => {
+            let report = soak::soak_commit(minutes)?;
+            tally.counts.passed += report.passed;
+            tally.counts.failed += report.failures.len() as u64;
+            tally.failures.extend(report.failures);
+            Ok(None)
         }
         Work::GuestCheck => {
             let (passed, failed) = vm::check()?;

@@ -1,6 +1,6 @@
 //! The list of all steps. To add a check, add a step here.
 
-use super::Work::{self, Cargo, Dependencies, Guest, GuestCheck};
+use super::Work::{self, Cargo, Dependencies, Guest, GuestCheck, Soak};
 use crate::vm;
 
 /// One check, made of one or more pieces of work.
@@ -72,6 +72,13 @@ pub(super) const STEPS: &[Step] = &[
             target: None,
             tests: true,
         }],
+    },
+    Step {
+        name: "soak",
+        shows: "random simulations, property tests, kills, faults and fuzz targets pass for a minute, with a seed of the commit",
+        packages: &[],
+        timeout: 1200,
+        work: &[Soak { minutes: 1.0 }],
     },
     Step {
         name: "instructions",

@@ -145,7 +145,7 @@ fn any_steps() -> impl Strategy<Value = Vec<Simulated>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(8 * ProptestConfig::default().cases))]
 
     #[test]
     fn check_agrees_with_exhaustive_search(events in prop::collection::vec(any_event(), 0..9)) {

@@ -283,7 +283,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(8 * ProptestConfig::default().cases))]
 
     #[test]
     fn each_message_is_delivered_once_with_its_size_to_its_request(steps in prop::collection::vec(step(), 1..200)) {

@@ -127,8 +127,6 @@ impl ModelClient {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-
     /// Any interleaving of operations, with replies in any order, clients that disconnect with calls in flight, and reused
     /// client indices: no response is lost, delivered twice, or delivered to another client.
     #[test]

@@ -75,7 +75,7 @@ fn case(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(6 * ProptestConfig::default().cases))]
 
     /// Every call is answered once with its own bytes, no byte changes before its release, the invariant holds on both
     /// sides after every step, and both sides become idle. Posts that fail are tried again.

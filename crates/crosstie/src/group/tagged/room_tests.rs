@@ -273,7 +273,7 @@ fn step() -> impl Strategy<Value = (usize, Step)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 5))]
 
     /// Two members send to each other. Receives get the messages in order; one that is cancelled takes none. In the end, everything has ended.
     #[test]
