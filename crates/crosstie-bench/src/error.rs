@@ -75,6 +75,9 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// Parts of the demo failed. The text names them.
+    #[error("parts of the demo failed: {0}")]
+    Parts(String),
     /// There are more results than a report shows.
     #[error("{count} results are too many: a report shows at most {limit}, make several reports")]
     TooManyResults {

@@ -4,6 +4,7 @@
 //!   with what the machine allows, which plain code measures in the same run.
 //! - [`rails`] measures messages over several devices, and what a failed one costs.
 //! - [`group`] measures locks, barriers and messages of a process group.
+//! - [`demo`] runs one short benchmark of each part and shows them on one screen.
 //! - [`kv`] measures the key-value store on a cluster of nodes. [`workload`] generates the requests, [`history`] checks that the
 //!   responses are linearizable, [`figures`] defines the result files, and [`report`] draws results as one HTML page.
 //!
@@ -14,6 +15,7 @@
 mod collective;
 pub mod copyrpc;
 pub mod cores;
+pub mod demo;
 pub mod device;
 pub mod endpoint;
 mod error;

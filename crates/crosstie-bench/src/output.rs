@@ -1,5 +1,6 @@
 //! Standard output, files, and JSON as scripts read it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,19 @@ const MAX_NAMES: u32 = 100;
 pub fn json(value: &impl serde::Serialize) -> Result<String, Error> {
     let text = serde_json::to_string(value);
     text.map(|text| text + "\n").map_err(|source| Error::Os { what: "JSON", source: source.into() })
+}
+
+/// NAME plus an extension; an extension `json` or `html` of NAME is replaced.
+pub(crate) fn output_path(name: &Path, ending: &str) -> PathBuf {
+    match name.extension().and_then(OsStr::to_str) {
+        Some("json" | "html") => name.with_extension(ending),
+        _ => {
+            let mut whole = name.as_os_str().to_owned();
+            whole.push(".");
+            whole.push(ending);
+            whole.into()
+        }
+    }
 }
 
 /// Writes to standard output. A reader that has closed it is an error, not a panic.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
 use crosstie_bench::summary::Summary;
-use crosstie_bench::{copyrpc, device, endpoint, group, node, rails};
+use crosstie_bench::{copyrpc, demo, device, endpoint, group, node, rails};
 
 use crate::error::Error;
 use crate::signals;
@@ -43,9 +43,9 @@ impl Command {
     pub(crate) const CLIENT_PROCESS: &'static str = "kv-client";
 }
 
-/// `crosstie` without a command: the demo.
-pub(crate) fn demo() -> Result<(), Error> {
-    Ok(kv::demo(interrupt_flag()?.as_ref())?)
+/// `crosstie demo`.
+pub(crate) fn demo(arguments: &demo::Arguments) -> Result<(), Error> {
+    Ok(demo::run(arguments, interrupt_flag()?.as_ref())?)
 }
 
 /// `crosstie bench NAME`.

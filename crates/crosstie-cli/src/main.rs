@@ -14,14 +14,14 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use crosstie_bench::output;
+use crosstie_bench::{demo, output};
 
 use error::Error;
 
-/// RPC and a key-value store over RDMA writes: on RDMA NICs, Soft-RoCE, or shared memory.
+/// RPC, one-sided operations, messages over several rails, locks and barriers, and a key-value store over remote memory access:
+/// on RDMA NICs, Soft-RoCE, or shared memory.
 ///
-/// Without a command it benchmarks the key-value store on two nodes of this machine, alternating the Meta and Delegation
-/// backends, prints a table and writes a report.
+/// Start with `crosstie demo`.
 #[derive(Debug, Parser)]
 #[command(name = "crosstie", version)]
 struct CommandLine {
@@ -31,6 +31,7 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Demo(demo::Arguments),
     /// Check what this machine offers, what is missing, and how to fix it.
     Doctor {
         /// Print one JSON object instead of a table.
@@ -57,14 +58,18 @@ fn main() -> ExitCode {
         Ok(line) => line.command,
         Err(error) => return print_usage(&error),
     };
+    let Some(command) = command else {
+        let help = with_negative_numbers(CommandLine::command()).render_long_help();
+        return print(&help.to_string()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    };
     let done = match command {
-        None => bench::demo(),
-        Some(Command::Doctor { read_parent: Some(address), .. }) => print(&doctor::read_parent(address)),
-        Some(Command::Doctor { json, .. }) => doctor::run(json),
-        Some(Command::Bench(command)) => bench::run(&command),
-        Some(Command::Kv(command)) => kv::run(&command),
-        Some(Command::Report(arguments)) => report::run(&arguments),
-        Some(Command::Sim(arguments)) => sim::run(&arguments),
+        Command::Demo(arguments) => bench::demo(&arguments),
+        Command::Doctor { read_parent: Some(address), .. } => print(&doctor::read_parent(address)),
+        Command::Doctor { json, .. } => doctor::run(json),
+        Command::Bench(command) => bench::run(&command),
+        Command::Kv(command) => kv::run(&command),
+        Command::Report(arguments) => report::run(&arguments),
+        Command::Sim(arguments) => sim::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -582,3 +582,45 @@ fn doctor_finds_the_software_device() {
     let table = crosstie(&["doctor"]);
     assert!(table.status.success() && table.stdout.starts_with(b"software device"));
 }
+
+#[test]
+fn without_arguments_it_prints_help() {
+    let output = crosstie(&[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    for command in ["demo", "doctor", "bench", "kv", "report", "sim"] {
+        assert!(text.contains(&format!("\n  {command} ")), "{command}: {text}");
+    }
+}
+
+#[test]
+fn demo_shows_every_part_and_writes_its_report() {
+    let name = std::env::temp_dir().join(format!("crosstie-demo-{}", std::process::id()));
+    let output = crosstie(&["demo", "--duration", "0.6", "-o", name.to_str().expect("a path")]);
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}{errors}");
+    for words in [
+        "ipc ",
+        "copyrpc ",
+        "endpoint ",
+        "rails ",
+        "group ",
+        "backend meta",
+        "backend delegation",
+        " arrived once",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let [page, data] = ["html", "json"].map(|ending| {
+        let file = name.with_extension(ending);
+        let text = std::fs::read_to_string(&file).expect("the file was written");
+        std::fs::remove_file(file).expect("it is removed");
+        text
+    });
+    assert!(
+        page.contains("<title>Crosstie: demo</title>") && page.contains("crosstie bench rails"),
+        "{page}"
+    );
+    let figures: Value = serde_json::from_str(&data).expect("JSON");
+    assert_eq!(figures.as_array().map(Vec::len), Some(9), "{data}");
+}

@@ -47,6 +47,7 @@ use crosstie::bootstrap::{self, Bootstrap};
 use crosstie::device::DeviceSpec;
 
 pub use client_pool::run_client_process;
+pub(crate) use topology::machine_description;
 pub use worker::SAMPLE_EVERY;
 
 use crate::figures::Figures;

@@ -192,7 +192,7 @@ fn local_address() -> Option<IpAddr> {
 }
 
 /// The processor and its number of cores as text.
-pub(super) fn machine_description() -> String {
+pub(crate) fn machine_description() -> String {
     let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
         let line = text.lines().find(|line| line.starts_with("model name"))?;
         line.split_once(':').map(|(_, name)| name.trim().to_owned())

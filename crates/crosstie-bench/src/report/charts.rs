@@ -6,7 +6,7 @@ use crosstie_kv::Backend;
 use super::compare::{Axis, Group, runs};
 use super::html::{chip, class, escape};
 use super::plot::{PlotLabels, Scale, line, panel, point, x, y};
-use crate::units::{percent, scaled, time, whole};
+use crate::units::{percent, scaled, time, times, whole};
 
 /// The axis of a latency plot ends at this many nines: 99.99 %. The table has the maximum.
 const NINES: f64 = 4.0;
@@ -88,6 +88,27 @@ pub(crate) fn bars(groups: &[&Group<'_>]) -> String {
         "<div class=\"bar\" aria-hidden=\"true\"><span></span><svg class=\"scale\">{labels}</svg><span></span></div>\n\
          </div>\n<p class=\"note\">Bar: the median of the runs. Dot: one run. Operations per second, summed over all nodes.</p>\n"
     )
+}
+
+/// Rates as shares of the rate of plain code: a bar for each, and a line at 1.
+pub(crate) fn shares(shares: &[(String, f64)]) -> String {
+    let scale = Scale::from_zero(shares.iter().map(|(_, share)| *share).fold(1.0, f64::max));
+    let at = |share: f64| format!("{:.2}%", 100.0 * scale.position(share));
+    let plain = at(1.0);
+    let bars: String = shares
+        .iter()
+        .map(|(label, share)| {
+            format!(
+                "<div class=\"bar wide\"><span>{0}</span><svg class=\"track\" role=\"img\" aria-label=\"{0}: {1}\">\
+                 <rect class=\"delegation\" x=\"0\" y=\"15%\" width=\"{2}\" height=\"70%\" rx=\"2\"/>\
+                 <line class=\"limit\" x1=\"{plain}\" x2=\"{plain}\" y1=\"0\" y2=\"100%\"/></svg><b>{1}</b></div>\n",
+                escape(label),
+                times(*share),
+                at(*share)
+            )
+        })
+        .collect();
+    format!("<div class=\"bars\">\n{bars}</div>\n")
 }
 
 /// The latency distributions of the results of a group. `None` if no result has one.

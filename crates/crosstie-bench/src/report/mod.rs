@@ -15,6 +15,7 @@ mod text;
 
 use std::path::Path;
 
+use crate::demo::Measured;
 use crate::error::Error;
 use crate::figures::Figures;
 use crate::output;
@@ -30,6 +31,11 @@ pub fn write(results: &[Figures], path: &Path) -> Result<(), Error> {
         return Err(Error::TooManyResults { count: results.len(), limit: MAX_RESULTS });
     }
     output::write_file(path, &page::page(results))
+}
+
+/// Writes the page of the demo: all parts, then the store in detail.
+pub(crate) fn write_demo(measured: &[Measured], store: &[Figures], path: &Path) -> Result<(), Error> {
+    output::write_file(path, &page::demo_page(measured, store))
 }
 
 #[cfg(test)]

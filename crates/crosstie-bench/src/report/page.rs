@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::demo::{EXPLANATION, Measured};
 use crate::figures::Figures;
 use crosstie_kv::Backend;
 
@@ -30,15 +31,76 @@ pub(crate) fn page(results: &[Figures]) -> String {
         details(&comparison),
     ]
     .concat();
+    let source = count(results.len(), "result", "results");
+    document("Crosstie key-value store: benchmark", &body, &format!("from {source}"))
+}
+
+/// The page of the demo: a table of all parts, then the store's results.
+pub(crate) fn demo_page(measured: &[Measured], store: &[Figures]) -> String {
+    let comparison = Comparison::new(store);
+    let machine = store.first().map_or_else(String::new, |figures| format!("{} · ", figures.machine));
+    let header = format!(
+        "<header><h1>What Crosstie does, and how fast on this machine</h1>\n<p>{}software device: shared memory, no RDMA NIC</p></header>\n",
+        escape(&machine)
+    );
+    let lines = measured.iter().flat_map(|part| part.lines.iter().map(move |line| (part, line)));
+    let rows: Vec<Vec<Cell>> = lines
+        .clone()
+        .map(|(part, line)| {
+            let what = match line.detail.as_str() {
+                "" => part.what.to_owned(),
+                detail => format!("{}, {detail}", part.what),
+            };
+            vec![
+                Cell::Text(part.name.to_owned()),
+                Cell::Text(what),
+                Cell::Figure(time(line.median_ns)),
+                Cell::Figure(line.rate.clone()),
+                Cell::Text(line.compared.clone()),
+            ]
+        })
+        .collect();
+    let heads = ["part", "what was measured", "median", "rate", "compared with"].map(str::to_owned);
+    let shares: Vec<(String, f64)> = lines
+        .filter_map(|(part, line)| Some((format!("{}: {}", part.name, part.what), line.share?)))
+        .collect();
+    let commands: Vec<Vec<Cell>> = measured
+        .iter()
+        .map(|part| vec![Cell::Text(part.what.to_owned()), Cell::Text(part.command.clone())])
+        .collect();
+    let body = [
+        header,
+        section("Parts", EXPLANATION, &table("Medians of one short run each", &heads, &rows)),
+        section("Beside plain code", "The line is plain code, or memcpy: 1.", &charts::shares(&shares)),
+        throughput(&comparison),
+        latency(&comparison),
+        batches(&comparison),
+        section(
+            "Repeat a line",
+            "",
+            &table(
+                "The command of each line",
+                &["what was measured", "command"].map(str::to_owned),
+                &commands,
+            ),
+        ),
+    ]
+    .concat();
+    document("Crosstie: demo", &body, "by crosstie demo")
+}
+
+/// A whole document. `body` is HTML; the rest is text.
+fn document(title: &str, body: &str, origin: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <meta name=\"color-scheme\" content=\"light dark\"/>\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
-         <title>Crosstie key-value store: benchmark</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\
-         <footer>Made by crosstie {} from {}.</footer>\n</main>\n</body>\n</html>\n",
+         <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\
+         <footer>Made by crosstie {} {}.</footer>\n</main>\n</body>\n</html>\n",
+        escape(title),
         env!("CARGO_PKG_VERSION"),
-        count(results.len(), "result", "results"),
+        escape(origin),
     )
 }
 

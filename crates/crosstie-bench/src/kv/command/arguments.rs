@@ -115,8 +115,9 @@ impl Cores {
 }
 
 impl Arguments {
-    /// The options of the demo, `crosstie` without a command.
-    pub(crate) fn demo() -> Arguments {
+    /// Two nodes with both backends.
+    #[cfg(test)]
+    pub(crate) fn example() -> Arguments {
         Arguments {
             backend: vec![Backend::Meta, Backend::Delegation],
             nodes: Some(2),

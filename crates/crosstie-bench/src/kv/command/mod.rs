@@ -1,4 +1,4 @@
-//! `crosstie bench kv` and the demo: launches the ranks, prints the results and writes the report.
+//! `crosstie bench kv`: launches the ranks, prints the results and writes the report.
 //!
 //! This process starts the other ranks, or a launcher (mpirun, or a rendezvous) has started all of them. Rank 0 prints. [`crate::kv`]
 //! does the measuring.
@@ -7,7 +7,6 @@ mod arguments;
 mod repeat;
 mod sweep;
 
-use std::ffi::OsStr;
 use std::io::{stdin, stdout};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -21,7 +20,7 @@ use crosstie::telemetry::Histogram;
 use crate::cores;
 use crate::error::Error;
 use crate::limits::CacheLinePingPong;
-use crate::output;
+use crate::output::{self, output_path};
 use crate::progress::Progress;
 use crate::report;
 use crate::shared_region::SharedRegion;
@@ -33,15 +32,6 @@ pub use arguments::Arguments;
 pub(crate) const CHILD: &str = "CROSSTIE_LOCAL_RANK";
 /// Environment variable with the address of the rendezvous.
 const RENDEZVOUS: &str = "CROSSTIE_RENDEZVOUS";
-/// The demo writes its results to this name plus `.json` and `.html`.
-const DEMO_NAME: &str = "crosstie-report";
-/// What the demo prints first.
-const DEMO_INTRODUCTION: &str = "\
-Key-value store benchmark: two nodes on this machine, alternating the Meta and Delegation backends. It takes about twenty seconds.
-  Meta:        the client's daemon forwards a request for another node to the daemon that is connected with the owner of the key.
-  Delegation:  the client writes such a request into the ring of that daemon itself.
-
-";
 /// Steps of the progress bar.
 const STEPS: u64 = 1000;
 /// How long to measure the round trip of a cache line.
@@ -63,15 +53,6 @@ pub fn run(arguments: &Arguments, interrupt: &AtomicBool) -> Result<(), Error> {
         combinations.len() > 1 || arguments.backend.len() > 1,
         name.as_deref(),
     )
-}
-
-/// `crosstie` without a command: the demo. Setting `interrupt` ends it early.
-pub fn demo(interrupt: &AtomicBool) -> Result<(), Error> {
-    if !crate::is_child() {
-        output::print(DEMO_INTRODUCTION)?;
-    }
-    let name = Some(Path::new(DEMO_NAME));
-    print_and_save(measure(&[Arguments::demo()], name, interrupt)?, false, false, name)
 }
 
 /// `crosstie bench kv-client`: one client of `bench kv --processes`.
@@ -228,19 +209,6 @@ fn print_and_save(found: Results, as_json: bool, several: bool, name: Option<&Pa
     }
     let errors = results.iter().map(|figures| figures.errors).sum();
     if errors > 0 { Err(Error::WrongData(errors)) } else { Ok(()) }
-}
-
-/// NAME plus an extension; an extension `json` or `html` of NAME is replaced.
-fn output_path(name: &Path, ending: &str) -> PathBuf {
-    match name.extension().and_then(OsStr::to_str) {
-        Some("json" | "html") => name.with_extension(ending),
-        _ => {
-            let mut whole = name.as_os_str().to_owned();
-            whole.push(".");
-            whole.push(ending);
-            whole.into()
-        }
-    }
 }
 
 /// The results as text.

@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn every_run_starts_its_own_cluster_and_the_order_of_backends_alternates() {
-        let arguments = Arguments { runs: 3, duration: 6.0, ..Arguments::demo() };
+        let arguments = Arguments { runs: 3, duration: 6.0, ..Arguments::example() };
         let mut launches = Vec::new();
         let outcome = run_independently(&arguments, &AtomicBool::new(false), |run, one| {
             launches.push((run, one.runs, one.duration, one.backend.clone()));
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn interrupted_run_ends_the_benchmark_and_keeps_the_runs_before() {
-        let arguments = Arguments { runs: 5, ..Arguments::demo() };
+        let arguments = Arguments { runs: 5, ..Arguments::example() };
         let outcome = run_independently(&arguments, &AtomicBool::new(false), |run, one| {
             let interrupted = run == 1;
             let made = |backend: &Backend| Figures { interrupted, ..figures(*backend, 32) };
