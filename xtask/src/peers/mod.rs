@@ -1,11 +1,12 @@
 //! `cargo xtask bench-peers`: measures Crosstie and other systems on the same two cores, interleaved in one run.
 //!
 //! Every round runs every measurement once; the medians over the rounds are compared. Progress goes to standard error. UCX
-//! is compared with Crosstie's RPC, Redis and memcached with its store, OpenMPI with its groups. All programs that this task starts end with it.
+//! is compared with Crosstie's RPC, Redis and memcached with its store, OpenMPI and MPICH with its groups. All programs that this task starts end with it.
 
 mod compare;
 mod memcached;
 mod mpi;
+mod python;
 mod redis;
 mod server;
 mod ucx;
@@ -20,7 +21,7 @@ use serde_json::Value;
 
 use self::compare::{COMPARISONS, Comparison, Row, list_other_stores, measurement_names, table, to_json};
 use self::memcached::Memcached;
-use self::mpi::Mpi;
+use self::mpi::{MPICH, Mpi, OPENMPI};
 use self::redis::Redis;
 use self::ucx::Ucx;
 use crate::error::{Error, with_path};
@@ -52,7 +53,8 @@ enum Peer {
     Ucx,
     Redis,
     Memcached,
-    Mpi,
+    Openmpi,
+    Mpich,
 }
 
 /// The two cores that all measurements use.
@@ -99,13 +101,16 @@ enum Measurement {
     /// `crosstie bench lock`, `barrier` or `message` with these arguments.
     Group(&'static [&'static str]),
     /// Barriers and messages of OpenMPI.
-    Mpi,
+    Openmpi,
+    /// Barriers and messages of MPICH.
+    Mpich,
     /// UCX requests and replies: their size in bytes, and how many are in flight.
     UcxRequests(usize, usize),
     /// A test of `ucx_perftest`: its name, the message size in bytes, and the number of messages per second of measuring.
     UcxPerftest(&'static str, usize, f64),
-    /// Crosstie's store on one node, with this many operations in flight on each connection.
-    Store(usize),
+    /// Crosstie's store on one node, with this many operations in flight on each connection, and values of this many bytes: 8 are
+    /// integers with integer keys, all others are byte strings.
+    Store(usize, usize),
     /// Redis, with this many requests per pipeline on each connection.
     Redis(usize),
     /// memcached, with this many requests per pipeline on each connection.
@@ -152,14 +157,17 @@ const MEASUREMENTS: &[(&str, Measurement)] = &[
     ("delegation depth 32", Measurement::Crosstie(&["delegation", "--processes", "--queue-depth", "32"])),
     ("flux depth 1", Measurement::Crosstie(&["flux"])),
     ("flux depth 32", Measurement::Crosstie(&["flux", "--queue-depth", "32"])),
-    ("store depth 1", Measurement::Store(1)),
+    ("store depth 1", Measurement::Store(1, 8)),
+    ("store, bytes, depth 1", Measurement::Store(1, 9)),
     ("redis pipeline 1", Measurement::Redis(1)),
     ("memcached pipeline 1", Measurement::Memcached(1)),
-    ("store depth 16", Measurement::Store(16)),
+    ("store depth 16", Measurement::Store(16, 8)),
+    ("store, bytes, depth 16", Measurement::Store(16, 9)),
     ("redis pipeline 16", Measurement::Redis(16)),
     ("memcached pipeline 16", Measurement::Memcached(16)),
     ("barrier", Measurement::Group(&["barrier"])),
-    ("mpi", Measurement::Mpi),
+    ("openmpi", Measurement::Openmpi),
+    ("mpich", Measurement::Mpich),
     ("message 64 B", Measurement::Group(&["message"])),
     ("message 64 B, 1 % loss", Measurement::Group(&["message", "--loss", "0.01"])),
     ("lock", Measurement::Group(&["lock"])),
@@ -177,7 +185,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
         ucx: selected(Peer::Ucx).then(Ucx::prepare).transpose()?,
         redis: selected(Peer::Redis).then(|| Redis::start(cores)).transpose()?,
         memcached: selected(Peer::Memcached).then(|| Memcached::start(cores)).transpose()?,
-        mpi: selected(Peer::Mpi).then(Mpi::prepare).transpose()?,
+        openmpi: selected(Peer::Openmpi).then(|| Mpi::prepare(&OPENMPI)).transpose()?,
+        mpich: selected(Peer::Mpich).then(|| Mpi::prepare(&MPICH)).transpose()?,
     };
     let has_store = has_store()?;
     if !has_store && (selected(Peer::Redis) || selected(Peer::Memcached)) {
@@ -189,7 +198,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
     for round in 1..=options.rounds {
         for (name, measurement) in MEASUREMENTS {
-            if !names.contains(name) || (matches!(measurement, Measurement::Store(_)) && !has_store) {
+            if !names.contains(name) || (matches!(measurement, Measurement::Store(..)) && !has_store) {
                 continue;
             }
             eprintln!("xtask: round {round} of {}: {name}", options.rounds);
@@ -220,7 +229,8 @@ struct Peers {
     ucx: Option<Ucx>,
     redis: Option<Redis>,
     memcached: Option<Memcached>,
-    mpi: Option<Mpi>,
+    openmpi: Option<Mpi>,
+    mpich: Option<Mpi>,
 }
 
 impl Peers {
@@ -231,12 +241,14 @@ impl Peers {
         seconds: f64,
         cores: &mut Cores,
     ) -> Result<Option<Figures>, Error> {
-        let Peers { ucx, redis, memcached, mpi } = self;
+        let Peers { ucx, redis, memcached, openmpi, mpich } = self;
+        let run_mpi = |mpi: &Option<Mpi>| mpi.as_ref().map(|mpi| mpi.measure(seconds, cores.0)).transpose();
         match *measurement {
             Measurement::Group(arguments) => measure_group(arguments, seconds).map(Some),
-            Measurement::Mpi => mpi.as_ref().map(|mpi| mpi.measure(seconds, cores.0)).transpose(),
+            Measurement::Openmpi => run_mpi(openmpi),
+            Measurement::Mpich => run_mpi(mpich),
             Measurement::Crosstie(arguments) => measure_crosstie(arguments, seconds, cores).map(Some),
-            Measurement::Store(depth) => measure_store(depth, seconds, *cores).map(Some),
+            Measurement::Store(depth, size) => measure_store(depth, size, seconds, *cores).map(Some),
             Measurement::UcxRequests(payload, depth) => {
                 ucx.as_ref().map(|ucx| ucx.measure_requests(payload, depth, seconds, cores.0)).transpose()
             }
@@ -254,12 +266,13 @@ impl Peers {
     }
 
     fn versions(&self) -> Versions {
-        let Peers { ucx, redis, memcached, mpi } = self;
+        let Peers { ucx, redis, memcached, openmpi, mpich } = self;
         let all = [
             ("UCX", ucx.as_ref().map(|ucx| &ucx.version)),
             ("Redis", redis.as_ref().map(|redis| &redis.version)),
             ("memcached", memcached.as_ref().map(|memcached| &memcached.version)),
-            ("OpenMPI", mpi.as_ref().map(|mpi| &mpi.version)),
+            ("OpenMPI", openmpi.as_ref().map(|mpi| &mpi.version)),
+            ("MPICH", mpich.as_ref().map(|mpi| &mpi.version)),
         ];
         all.into_iter().filter_map(|(name, version)| Some((name, version?.clone()))).collect()
     }
@@ -293,7 +306,7 @@ fn measure_group(arguments: &[&str], seconds: f64) -> Result<Figures, Error> {
 
 /// Measures Crosstie's store: one node with its daemon on one core, and on the other core one thread with as many clients
 /// as the other stores have connections.
-fn measure_store(depth: usize, seconds: f64, cores: Cores) -> Result<Figures, Error> {
+fn measure_store(depth: usize, size: usize, seconds: f64, cores: Cores) -> Result<Figures, Error> {
     let mut command = with_timeout("taskset", TIMEOUT);
     command.args(["-c", &cores.to_string()]).arg(crosstie_program()).args([
         "bench",
@@ -302,7 +315,7 @@ fn measure_store(depth: usize, seconds: f64, cores: Cores) -> Result<Figures, Er
         "delegation",
     ]);
     command.args(["--nodes", "1", "--daemons", "1", "--clients", &server::CONNECTIONS.to_string()]);
-    command.args(["--queue-depth", &depth.to_string()]);
+    command.args(["--queue-depth", &depth.to_string(), "--value-size", &size.to_string()]);
     command.args(["--read-ratio", "0.5", "--keys", &server::KEYS.to_string(), "--zipf", "0", "--runs", "1"]);
     command.args(["--json", "--duration", &seconds.to_string()]);
     let (found, figures) = run_benchmark(&mut command)?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::Figures;
+use super::{Figures, python};
 use crate::error::{Error, with_path};
 use crate::packages::Packages;
 use crate::process::{self, killed_with_parent, run_for_output, with_timeout};
@@ -21,16 +21,24 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// UCX's transports between processes of one machine.
 const TRANSPORTS: (&str, &str) = ("UCX_TLS", "posix,sysv,cma,self");
 
+/// The release that is measured, a package of PyPI.
+const PACKAGE: (&str, &str) = ("libucx-cu12", "1.22.0");
+
 /// The installed UCX, and a request/reply program that uses it (`ucx_am.c`).
 pub(super) struct Ucx {
     pub(super) version: String,
     request_program: PathBuf,
+    /// `ucx_perftest`, and where its libraries are.
+    perftest: PathBuf,
+    libraries: PathBuf,
 }
 
 impl Ucx {
     /// Installs UCX if it is missing and compiles the request/reply program.
     pub(super) fn prepare() -> Result<Ucx, Error> {
-        ["ucx-utils", "libucx-dev", "gcc", "libc6-dev"].into_iter().collect::<Packages>().install()?;
+        ["gcc", "libc6-dev"].into_iter().collect::<Packages>().install()?;
+        let ucx = python::modules(&python::install(PACKAGE.0, PACKAGE.1)?)?.join("libucx");
+        let libraries = ucx.join("lib");
         let directory = workspace::target().join("peers");
         fs::create_dir_all(&directory).map_err(with_path(&directory))?;
         let request_program = directory.join("ucx_am");
@@ -39,11 +47,15 @@ impl Ucx {
         gcc.args(["-O3", "-Wall", "-Wextra", "-Werror", "-o"])
             .arg(&request_program)
             .arg(source)
+            .arg("-I")
+            .arg(ucx.join("include"))
+            .arg("-L")
+            .arg(&libraries)
+            .arg(format!("-Wl,-rpath,{}", libraries.display()))
             .args(["-lucp", "-lucs"]);
         run_for_output(&mut gcc)?;
-        let version =
-            run_for_output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "ucx-utils"]))?;
-        Ok(Ucx { version, request_program })
+        let perftest = ucx.join("bin/ucx_perftest");
+        Ok(Ucx { version: PACKAGE.1.into(), request_program, perftest, libraries })
     }
 
     /// Measures requests and replies of `payload` bytes each, `depth` of them in flight.
@@ -80,7 +92,8 @@ impl Ucx {
     ) -> Result<Figures, Error> {
         let port = free_port()?;
         let start = |source| Error::Start { program: "ucx_perftest".into(), source };
-        let mut server = killed_with_parent("ucx_perftest")
+        let mut server = killed_with_parent(&self.perftest)
+            .env("LD_LIBRARY_PATH", &self.libraries)
             .args(["-p", &port.to_string(), "-c", &cores[1].to_string()])
             .env(TRANSPORTS.0, TRANSPORTS.1)
             .stdin(Stdio::null())
@@ -88,7 +101,8 @@ impl Ucx {
             .stderr(Stdio::null())
             .spawn()
             .map_err(start)?;
-        let mut client = with_timeout("ucx_perftest", TIMEOUT);
+        let mut client = with_timeout(&self.perftest, TIMEOUT);
+        client.env("LD_LIBRARY_PATH", &self.libraries);
         client.args(["127.0.0.1", "-f", "-v", "-t", test]).env(TRANSPORTS.0, TRANSPORTS.1);
         client.args(["-p", &port.to_string(), "-c", &cores[0].to_string()]);
         client.args(["-s", &size.to_string(), "-n", &count.to_string()]);
