@@ -44,7 +44,7 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Run everything random that the project has, with fresh seeds and unkind settings, until the time is over
     Soak(soak::Options),
-    /// Measure Crosstie, UCX, Redis and memcached on the same two cores, interleaved, and print the ratios
+    /// Measure Crosstie, UCX, iceoryx2, Redis, memcached, OpenMPI and MPICH on the same two cores, interleaved, and print the ratios
     BenchPeers(peers::Options),
     /// Measure what docs/PERFORMANCE.md claims, interleaved, and write its tables
     Figures(figures::Options),

@@ -156,6 +156,20 @@ pub(super) const COMPARISONS: &[Comparison] = &[
     rate("delegation, 32 B, depth 32; UCX best depth", "delegation depth 32", UCX_DEPTHS, None),
     rate("flux (threads), 32 B, depth 1; UCX depth 1", "flux depth 1", UCX_ONE, None),
     rate("flux (threads), 32 B, depth 32; UCX best depth", "flux depth 32", UCX_DEPTHS, None),
+    Comparison {
+        peer: Peer::Iceoryx2,
+        what: "ipc, 32 B, depth 1: round trip; iceoryx2 request and response",
+        ours: ("ipc depth 1", Metric::RoundTrip),
+        theirs: (&["iceoryx2 depth 1"], Metric::RoundTrip),
+        goal: None,
+    },
+    Comparison {
+        peer: Peer::Iceoryx2,
+        what: "ipc, 32 B, depth 32; iceoryx2 depth 32",
+        ours: ("ipc depth 32", Metric::Rate),
+        theirs: (&["iceoryx2 depth 32"], Metric::Rate),
+        goal: None,
+    },
     store(
         Peer::Redis,
         "store, integers, 1:1 mix, depth 1; Redis pipeline 1",

@@ -1,9 +1,10 @@
 //! `cargo xtask bench-peers`: measures Crosstie and other systems on the same two cores, interleaved in one run.
 //!
 //! Every round runs every measurement once; the medians over the rounds are compared. Progress goes to standard error. UCX
-//! is compared with Crosstie's RPC, Redis and memcached with its store, OpenMPI and MPICH with its groups. All programs that this task starts end with it.
+//! and iceoryx2 are compared with Crosstie's RPC, Redis and memcached with its store, OpenMPI and MPICH with its groups. All programs that this task starts end with it.
 
 mod compare;
+mod iceoryx2;
 mod memcached;
 mod mpi;
 mod python;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use self::compare::{COMPARISONS, Comparison, Row, list_other_stores, measurement_names, table, to_json};
+use self::iceoryx2::Iceoryx2;
 use self::memcached::Memcached;
 use self::mpi::{MPICH, Mpi, OPENMPI};
 use self::redis::Redis;
@@ -51,6 +53,7 @@ pub(crate) struct Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 enum Peer {
     Ucx,
+    Iceoryx2,
     Redis,
     Memcached,
     Openmpi,
@@ -100,6 +103,8 @@ enum Measurement {
     Crosstie(&'static [&'static str]),
     /// `crosstie bench lock`, `barrier` or `message` with these arguments.
     Group(&'static [&'static str]),
+    /// iceoryx2 requests and responses of 32 bytes: how many are in flight.
+    Iceoryx2(usize),
     /// Barriers and messages of OpenMPI.
     Openmpi,
     /// Barriers and messages of MPICH.
@@ -151,6 +156,8 @@ const MEASUREMENTS: &[(&str, Measurement)] = &[
         ]),
     ),
     ("ucp_am_bw 64 KiB", Measurement::UcxPerftest("ucp_am_bw", LARGE, 2e5)),
+    ("iceoryx2 depth 1", Measurement::Iceoryx2(1)),
+    ("iceoryx2 depth 32", Measurement::Iceoryx2(32)),
     ("ipc depth 1", Measurement::Crosstie(&["ipc", "--processes"])),
     ("ipc depth 32", Measurement::Crosstie(&["ipc", "--processes", "--queue-depth", "32"])),
     ("delegation depth 1", Measurement::Crosstie(&["delegation", "--processes"])),
@@ -183,6 +190,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     let mut cores = Cores::first()?;
     let peers = Peers {
         ucx: selected(Peer::Ucx).then(Ucx::prepare).transpose()?,
+        iceoryx2: selected(Peer::Iceoryx2).then(Iceoryx2::prepare).transpose()?,
         redis: selected(Peer::Redis).then(|| Redis::start(cores)).transpose()?,
         memcached: selected(Peer::Memcached).then(|| Memcached::start(cores)).transpose()?,
         openmpi: selected(Peer::Openmpi).then(|| Mpi::prepare(&OPENMPI)).transpose()?,
@@ -227,6 +235,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
 /// The systems that were selected.
 struct Peers {
     ucx: Option<Ucx>,
+    iceoryx2: Option<Iceoryx2>,
     redis: Option<Redis>,
     memcached: Option<Memcached>,
     openmpi: Option<Mpi>,
@@ -241,10 +250,13 @@ impl Peers {
         seconds: f64,
         cores: &mut Cores,
     ) -> Result<Option<Figures>, Error> {
-        let Peers { ucx, redis, memcached, openmpi, mpich } = self;
+        let Peers { ucx, iceoryx2, redis, memcached, openmpi, mpich } = self;
         let run_mpi = |mpi: &Option<Mpi>| mpi.as_ref().map(|mpi| mpi.measure(seconds, cores.0)).transpose();
         match *measurement {
             Measurement::Group(arguments) => measure_group(arguments, seconds).map(Some),
+            Measurement::Iceoryx2(depth) => {
+                iceoryx2.as_ref().map(|iceoryx2| iceoryx2.measure(depth, seconds, cores.0)).transpose()
+            }
             Measurement::Openmpi => run_mpi(openmpi),
             Measurement::Mpich => run_mpi(mpich),
             Measurement::Crosstie(arguments) => measure_crosstie(arguments, seconds, cores).map(Some),
@@ -266,9 +278,10 @@ impl Peers {
     }
 
     fn versions(&self) -> Versions {
-        let Peers { ucx, redis, memcached, openmpi, mpich } = self;
+        let Peers { ucx, iceoryx2, redis, memcached, openmpi, mpich } = self;
         let all = [
             ("UCX", ucx.as_ref().map(|ucx| &ucx.version)),
+            ("iceoryx2", iceoryx2.as_ref().map(|iceoryx2| &iceoryx2.version)),
             ("Redis", redis.as_ref().map(|redis| &redis.version)),
             ("memcached", memcached.as_ref().map(|memcached| &memcached.version)),
             ("OpenMPI", openmpi.as_ref().map(|mpi| &mpi.version)),
