@@ -72,6 +72,11 @@ pub(crate) fn demo_page(measured: &[Measured], store: &[Figures]) -> String {
         header,
         section("Parts", EXPLANATION, &table("Medians of one short run each", &heads, &rows)),
         section("Beside plain code", "The line is plain code, or memcpy: 1.", &charts::shares(&shares)),
+        section(
+            "Store",
+            "Get and put of 8 bytes between two nodes, with both backends: the next sections.",
+            "",
+        ),
         throughput(&comparison),
         latency(&comparison),
         batches(&comparison),
@@ -547,10 +552,10 @@ fn legend(comparison: &Comparison<'_>) -> String {
     format!("<div class=\"legend\">{chips}</div>\n")
 }
 
-/// `html` is HTML; the rest is text.
+/// `html` is HTML; the rest is text. Each line of `plain` is a paragraph.
 fn section(title: &str, plain: &str, html: &str) -> String {
-    let plain =
-        if plain.is_empty() { String::new() } else { format!("<p class=\"note\">{}</p>\n", escape(plain)) };
+    let plain: String =
+        plain.lines().map(|line| format!("<p class=\"note\">{}</p>\n", escape(line))).collect();
     format!("<section>\n<h2>{}</h2>\n{plain}{html}</section>\n", escape(title))
 }
 
