@@ -7,7 +7,7 @@
 //! - `cargo xtask fuzz` fuzzes every decoder of peer bytes, guided by coverage ([`fuzz`]).
 //! - `cargo xtask soak` runs everything random that the project has, with fresh seeds, until the time is over ([`soak`]).
 //! - `cargo xtask bench-peers` measures Crosstie and other systems side by side, and prints the ratios ([`peers`]).
-//! - `cargo xtask figures` measures what the documents claim, and writes their tables ([`figures`]).
+//! - `cargo xtask figures` measures what the documents claim, and writes the figures into them ([`figures`]).
 //!
 //! Exit status: 0 success, 1 the work failed, 2 the command line is wrong. `vm` exits with the status of the command in the
 //! guest, or with 97 when a guest ended without one.
@@ -46,7 +46,7 @@ enum Task {
     Soak(soak::Options),
     /// Measure Crosstie, UCX, iceoryx2, Redis, memcached, OpenMPI and MPICH on the same two cores, interleaved, and print the ratios
     BenchPeers(peers::Options),
-    /// Measure what docs/PERFORMANCE.md claims, interleaved, and write its tables
+    /// Measure what the documents claim, interleaved, and write the figures into them
     Figures(figures::Options),
 }
 

@@ -2,7 +2,7 @@
 //!
 //! One thread drives both sides, so that the counts are exact. A seccomp filter in a child process kills it at the first
 //! system call. Callgrind (Debian package `valgrind`) counts the instructions, also in a child process; the figures of the
-//! optimised build are in `docs/PERFORMANCE.md`.
+//! optimised build are in `docs/notes/counts.md`.
 
 #[path = "allocations/mod.rs"]
 mod allocations;

@@ -20,7 +20,7 @@ pub(super) struct Figure {
 /// What a figure shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Metric {
-    /// Operations per second in millions; share: of what the simplest code makes.
+    /// Operations per second in millions; share: of what plain code makes.
     Rate,
     /// Median latency in nanoseconds; share: multiple of the round trip of one cache line.
     RoundTrip,
@@ -56,7 +56,7 @@ impl Metric {
 
     pub(super) fn share_text(self) -> &'static str {
         match self {
-            Metric::Rate => "of the limit",
+            Metric::Rate => "of plain code",
             Metric::RoundTrip => "x a cache line",
             Metric::Bytes => "of memcpy",
             Metric::BesideDevice => "x a bare queue pair",

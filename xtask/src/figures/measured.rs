@@ -5,6 +5,9 @@
 //!     "value": [2.7, 3.4, 4.9], "share": [0.7, 0.9, 1.1], "cache_line_ns": 199 } } } } }
 //! ```
 //! `value` and `share` are the lowest, the median and the highest over the rounds.
+//!
+//! A machine that has compared Crosstie with other systems also has `peers`: `versions`, `rounds`, `seconds`, and for each name of
+//! `measured` the medians and the commit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -118,6 +121,23 @@ impl Measured {
         )
     }
 
+    /// A comparison with other systems, as `bench-peers` found it.
+    pub(super) fn of_peers(machine: &Machine, commit: &str, found: &Value) -> Measured {
+        let mut measured = found["measured"].clone();
+        for figures in measured.as_object_mut().into_iter().flat_map(Map::values_mut) {
+            figures["commit"] = json!(commit);
+        }
+        let peers = json!({
+            "versions": found["versions"],
+            "rounds": found["rounds"],
+            "seconds": found["seconds"],
+            "measured": measured,
+        });
+        Measured(json!({
+            "machines": { &machine.name: { "processor": machine.processor, "figures": {}, "peers": peers } }
+        }))
+    }
+
     /// Reads a file. One that does not exist has no measurements.
     pub(super) fn read(path: &Path) -> Result<Measured, Error> {
         let text = match fs::read_to_string(path) {
@@ -148,6 +168,7 @@ impl Measured {
                     {
                         known.extend(figures);
                     }
+                    merge_peers(&mut known["peers"], &machine["peers"]);
                 }
                 _ => {
                     machines.insert(name, machine);
@@ -167,6 +188,13 @@ impl Measured {
         machines
     }
 
+    /// The comparison with other systems: of the first machine that has one.
+    pub(super) fn peers(&self) -> &Value {
+        let machines = self.machines();
+        let compared = machines.iter().map(|(name, _)| &self.0["machines"][*name]["peers"]);
+        compared.into_iter().find(|peers| peers.is_object()).unwrap_or(&Value::Null)
+    }
+
     pub(super) fn result(&self, machine: &str, id: &str) -> Option<FigureResult> {
         let figure = &self.0["machines"][machine]["figures"][id];
         Some(FigureResult {
@@ -174,6 +202,20 @@ impl Measured {
             value: Spread::parse(&figure["value"])?,
             share: Spread::parse(&figure["share"]),
         })
+    }
+}
+
+/// Replaces what was measured again. A system that was not measured again keeps its version and its figures.
+fn merge_peers(known: &mut Value, newer: &Value) {
+    let Some(newer) = newer.as_object() else { return };
+    if !known.is_object() {
+        *known = json!({});
+    }
+    for (name, value) in newer {
+        match (known[name].as_object_mut(), value) {
+            (Some(known), Value::Object(value)) => known.extend(value.clone()),
+            _ => known[name] = value.clone(),
+        }
     }
 }
 
@@ -212,6 +254,21 @@ mod tests {
         all.merge(measured("b", "new", "ipc-32", &[5.0]));
         assert!(all.result("2 cores", "ipc-1").is_none());
         assert_eq!(all.machines(), [("2 cores", "b")]);
+    }
+
+    #[test]
+    fn systems_that_were_not_measured_again_keep_their_figures() {
+        let machine = Machine { name: "2 cores".into(), processor: "a".into() };
+        let found = |peer: &str, rate: f64| json!({ "versions": { peer: "1" }, "rounds": 5, "measured": { peer: { "per_s": rate } } });
+        let mut all = measured("a", "old", "ipc-1", &[1.0]);
+        for (commit, peer, rate) in [("old", "UCX", 1.0), ("old", "Redis", 2.0), ("new", "UCX", 3.0)] {
+            all.merge(Measured::of_peers(&machine, commit, &found(peer, rate)));
+        }
+        let peers = all.peers();
+        assert_eq!(peers["measured"]["UCX"], json!({ "per_s": 3.0, "commit": "new" }));
+        assert_eq!(peers["measured"]["Redis"], json!({ "per_s": 2.0, "commit": "old" }));
+        assert_eq!(peers["versions"], json!({ "UCX": "1", "Redis": "1" }));
+        assert!(all.result("2 cores", "ipc-1").is_some());
     }
 
     #[test]

@@ -1,15 +1,18 @@
 //! `cargo xtask figures`: measures what `docs/PERFORMANCE.md` and the README claim, and writes their tables.
 //!
 //! Every round runs every measurement once, so that disturbances of the machine affect all of them. What was measured is kept in
-//! `docs/figures/measured.json`, for each machine with its processor, the commit, and the spread over the rounds. The tables between
-//! `<!-- figures: NAME -->` and `<!-- end of figures -->` are made from that file alone. A figure that was not measured again keeps the
-//! commit that it was measured on, so no figure can look newer than it is. A test of this task compares the tables with the file.
+//! `docs/figures/measured.json`, for each machine with its processor, the commit, and the spread over the rounds. Every figure in the
+//! documents is made from that file alone ([`documents`]). A figure that was not measured again keeps the commit that it was measured on,
+//! so no figure can look newer than it is. A test of this task compares the documents with the file. `cargo xtask bench-peers --record`
+//! adds the comparison with other systems to the same file.
 //!
 //! A machine without cargo can measure, too: carry this program and `crosstie` there, run it with `--program`, `--commit` and
 //! `--output`, and add the result here with `--merge`.
 
+mod documents;
 mod list;
 mod measured;
+mod plot;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -39,7 +42,7 @@ pub(crate) struct Options {
     /// Measure only figures of this table (repeatable)
     #[arg(long, value_name = "TABLE")]
     only: Vec<String>,
-    /// Write the tables from what was measured before, and measure nothing
+    /// Write the figures from what was measured before into the documents, and measure nothing
     #[arg(long, conflicts_with_all = ["only", "output"])]
     tables: bool,
     /// Measure this program instead of building one
@@ -64,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
             measured.merge(Measured::read(file)?);
             measured.write(&stored)?;
         }
-        tables::write_all(&measured)?;
+        documents::write_all(&measured)?;
         return Ok(ExitCode::SUCCESS);
     }
     let program = match &options.program {
@@ -90,10 +93,19 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
             let mut measured = Measured::read(&stored)?;
             measured.merge(fresh);
             measured.write(&stored)?;
-            tables::write_all(&measured)?;
+            documents::write_all(&measured)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Stores a comparison with other systems that was measured here, and writes the documents.
+pub(crate) fn record_peers(found: &Value) -> Result<(), Error> {
+    let stored = workspace::root().join(measured::PATH);
+    let mut measured = Measured::read(&stored)?;
+    measured.merge(Measured::of_peers(&Machine::this()?, &current_commit()?, found));
+    measured.write(&stored)?;
+    documents::write_all(&measured)
 }
 
 fn selected(only: &[String]) -> impl Iterator<Item = &'static Figure> {
@@ -134,16 +146,6 @@ fn measure(figure: &Figure, program: &PathBuf, seconds: f64) -> Result<Sample, E
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The tables in the documents are those that the stored measurements give. `cargo xtask figures --tables` writes them.
-    #[test]
-    fn documents_show_what_was_measured() {
-        let measured = Measured::read(&workspace::root().join(measured::PATH)).unwrap();
-        for (path, text) in tables::render_all(&measured).unwrap() {
-            let present = std::fs::read_to_string(&path).unwrap();
-            assert!(text == present, "{}: run `cargo xtask figures --tables`", path.display());
-        }
-    }
 
     #[test]
     fn every_table_can_be_selected() {

@@ -1,41 +1,19 @@
 //! The tables in the documents, made from what was measured.
 
 use std::fs;
-use std::path::PathBuf;
 
 use super::list::{FIGURES, Figure};
 use super::measured::{FigureResult, Measured, Spread};
-use crate::error::{Error, with_path};
+use crate::peers;
 use crate::workspace;
 
-/// The documents that have tables.
-const DOCUMENTS: &[&str] = &["docs/PERFORMANCE.md"];
 const BEGIN: &str = "<!-- figures: ";
 const END: &str = "<!-- end of figures -->";
-
-/// Writes the tables into all documents.
-pub(super) fn write_all(measured: &Measured) -> Result<(), Error> {
-    for (path, text) in render_all(measured)? {
-        fs::write(&path, text).map_err(with_path(path))?;
-    }
-    Ok(())
-}
-
-/// All documents, with the tables that `measured` gives.
-pub(super) fn render_all(measured: &Measured) -> Result<Vec<(PathBuf, String)>, Error> {
-    let mut documents = Vec::new();
-    for document in DOCUMENTS {
-        let path = workspace::root().join(document);
-        let text = fs::read_to_string(&path).map_err(with_path(&path))?;
-        let rendered = replace_tables(&text, measured)
-            .map_err(|what| Error::UnexpectedOutput { command: (*document).into(), what })?;
-        documents.push((path, rendered));
-    }
-    Ok(documents)
-}
+/// What `crosstie demo` printed, relative to the root of the repository.
+const DEMO: &str = "docs/figures/demo.txt";
 
 /// Replaces what is between each pair of markers.
-fn replace_tables(text: &str, measured: &Measured) -> Result<String, String> {
+pub(super) fn replace_tables(text: &str, measured: &Measured) -> Result<String, String> {
     let mut done = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once(BEGIN) {
@@ -49,10 +27,12 @@ fn replace_tables(text: &str, measured: &Measured) -> Result<String, String> {
 }
 
 fn render(name: &str, measured: &Measured) -> Result<String, String> {
-    if name == "machines" {
-        let rows =
-            measured.machines().into_iter().map(|(name, processor)| format!("| {name} | {processor} |\n"));
-        return Ok("| machine | processor |\n| --- | --- |\n".to_owned() + &rows.collect::<String>());
+    match name {
+        "machines" => return Ok(machines(measured)),
+        "summary" => return Ok(summary(measured)),
+        "peers" => return Ok(peers::comparison_table(measured.peers())),
+        "demo" => return Ok(demo()),
+        _ => {}
     }
     let figures: Vec<&Figure> = FIGURES.iter().filter(|figure| figure.table == name).collect();
     if figures.is_empty() {
@@ -78,6 +58,42 @@ fn render(name: &str, measured: &Measured) -> Result<String, String> {
     Ok(table)
 }
 
+fn machines(measured: &Measured) -> String {
+    let rows = measured.machines().into_iter().map(|(name, processor)| format!("| {name} | {processor} |\n"));
+    "| machine | processor |\n| --- | --- |\n".to_owned() + &rows.collect::<String>()
+}
+
+/// The median of every figure, without goals and spreads.
+fn summary(measured: &Measured) -> String {
+    let machines = measured.machines();
+    let mut table = "| part | what |".to_owned();
+    for (machine, _) in &machines {
+        table += &format!(" {machine} |");
+    }
+    table += &format!("\n| --- | --- |{}\n", " --- |".repeat(machines.len()));
+    for figure in FIGURES {
+        table += &format!("| {} | {} |", figure.table, figure.what);
+        for (machine, _) in &machines {
+            table += &match measured.result(machine, figure.id) {
+                Some(result) => format!(" {} {} |", number(result.value.0[1]), figure.metric.unit()),
+                None => " - |".into(),
+            };
+        }
+        table.push('\n');
+    }
+    table
+}
+
+/// What `crosstie demo` printed, without the paths of its files.
+fn demo() -> String {
+    let printed = fs::read_to_string(workspace::root().join(DEMO)).unwrap_or_default();
+    let is_path = |line: &&str| line.starts_with("report: ") || line.starts_with("figures: ");
+    let lines: Vec<&str> = printed.trim().lines().filter(|line| !is_path(line)).map(str::trim_end).collect();
+    let text = lines.join("\n");
+    let text = if text.is_empty() { "(not recorded yet)" } else { text.trim_end() };
+    format!("```text\n$ cargo run --release -- demo\n{text}\n```\n")
+}
+
 /// A result, bold if it misses its goal.
 fn cell(figure: &Figure, result: &FigureResult) -> String {
     let unit = figure.metric.unit();
@@ -94,7 +110,7 @@ fn spread(Spread([low, median, high]): Spread) -> String {
     format!("{} ({} to {})", number(median), number(low), number(high))
 }
 
-fn number(value: f64) -> String {
+pub(super) fn number(value: f64) -> String {
     match value {
         x if x >= 100.0 => format!("{x:.0}"),
         x if x >= 10.0 => format!("{x:.1}"),
@@ -107,7 +123,7 @@ mod tests {
     use super::*;
 
     fn empty() -> Measured {
-        Measured::read(&PathBuf::from("/nonexistent/measured.json")).unwrap()
+        Measured::read("/nonexistent/measured.json".as_ref()).unwrap()
     }
 
     #[test]
@@ -126,14 +142,5 @@ mod tests {
     fn wrong_markers_are_refused() {
         assert!(replace_tables(&format!("{BEGIN}device -->"), &empty()).is_err());
         assert!(replace_tables(&format!("{BEGIN}no such table -->{END}"), &empty()).is_err());
-    }
-
-    #[test]
-    fn every_table_is_in_a_document() {
-        let texts: String =
-            DOCUMENTS.iter().map(|path| fs::read_to_string(workspace::root().join(path)).unwrap()).collect();
-        for figure in FIGURES {
-            assert!(texts.contains(&format!("{BEGIN}{} -->", figure.table)), "{}", figure.table);
-        }
     }
 }

@@ -317,11 +317,6 @@ pub(super) fn table(options: &Options, versions: &Versions, rows: &[Row]) -> Str
         let goal = row.goal.map_or_else(String::new, |goal| {
             format!("{}: {}", goal.text(), if goal.is_met(row.ratio()) { "met" } else { "missed" })
         });
-        let figure = |figure: f64| match figure {
-            x if x >= 100.0 => format!("{x:.0}"),
-            x if x >= 1.0 => format!("{x:.2}"),
-            x => format!("{x:.3}"),
-        };
         let line = format!(
             "{:width$}  {:>8}  {:>8}  {:4}  {:5.2}  {goal}",
             row.what,
@@ -336,6 +331,14 @@ pub(super) fn table(options: &Options, versions: &Versions, rows: &[Row]) -> Str
     text
 }
 
+fn figure(figure: f64) -> String {
+    match figure {
+        x if x >= 100.0 => format!("{x:.0}"),
+        x if x >= 1.0 => format!("{x:.2}"),
+        x => format!("{x:.3}"),
+    }
+}
+
 /// Lists the figures of the other stores, for a program without a store to compare them with.
 pub(super) fn list_other_stores(medians: &BTreeMap<&str, Figures>) -> String {
     let stores = MEASUREMENTS
@@ -343,6 +346,64 @@ pub(super) fn list_other_stores(medians: &BTreeMap<&str, Figures>) -> String {
         .filter(|(_, measurement)| matches!(measurement, Measurement::Redis(_) | Measurement::Memcached(_)));
     let found = stores.filter_map(|(name, _)| Some((name, medians.get(name)?)));
     found.map(|(name, figures)| format!("{name}: {:.3} M/s\n", figures.per_second / 1e6)).collect()
+}
+
+/// Comparisons of Crosstie with another system, from what [`to_json`] gave: each with its row, if both were measured.
+fn rows_of(found: &Value) -> Vec<(&'static Comparison, Option<Row>)> {
+    let figures = |figures: &Value| {
+        Some(Figures {
+            per_second: figures["per_s"].as_f64()?,
+            p50_ns: figures["p50_ns"].as_f64()?,
+            cache_line_ns: figures["limit_ns"].as_f64(),
+        })
+    };
+    let medians: BTreeMap<&str, Figures> = MEASUREMENTS
+        .iter()
+        .filter_map(|(name, _)| Some((*name, figures(&found["measured"][*name])?)))
+        .collect();
+    // The others compare Crosstie with itself.
+    let with_others = COMPARISONS.iter().filter(|each| {
+        let is_ours = |name: &&str| COMPARISONS.iter().any(|comparison| comparison.ours.0 == *name);
+        !each.theirs.0.iter().any(is_ours)
+    });
+    with_others.map(|each| (each, Row::new(each, &medians))).collect()
+}
+
+/// A table of the comparisons for the documents.
+pub(crate) fn comparison_table(found: &Value) -> String {
+    let versions = found["versions"].as_object().into_iter().flatten();
+    let versions: Vec<String> =
+        versions.map(|(name, version)| format!("{name} {}", version.as_str().unwrap_or("?"))).collect();
+    let versions =
+        if versions.is_empty() { "versions: not measured yet".to_owned() } else { versions.join(", ") };
+    let mut text = format!(
+        "| what ({versions}) | Crosstie | the other | Crosstie / other | CPU time per operation |\n| --- | --- | --- | --- | --- |\n"
+    );
+    for (comparison, row) in rows_of(found) {
+        let cells = match row {
+            Some(row) => format!(
+                "{} {} | {} {} | {:.2}",
+                figure(row.ours),
+                row.unit,
+                figure(row.theirs),
+                row.unit,
+                row.ratio()
+            ),
+            None => "not measured yet | not measured yet | -".into(),
+        };
+        text += &format!("| {} | {cells} | not measured yet |\n", comparison.what);
+    }
+    text
+}
+
+/// How many times as fast as the other system Crosstie is, for each comparison that was measured.
+pub(crate) fn factors(found: &Value) -> Vec<(&'static str, f64)> {
+    let factor = |comparison: &Comparison, row: &Row| {
+        let is_time =
+            matches!(comparison.ours.1, Metric::RoundTrip | Metric::TwiceOneWay | Metric::CacheLine);
+        if is_time { 1.0 / row.ratio() } else { row.ratio() }
+    };
+    rows_of(found).iter().filter_map(|(each, row)| Some((each.what, factor(each, row.as_ref()?)))).collect()
 }
 
 pub(super) fn to_json(
@@ -402,12 +463,22 @@ mod tests {
         assert_eq!(rows.len(), COMPARISONS.len());
         let deep = rows.iter().find(|row| row.what.contains("depth 256")).expect("a row");
         assert_eq!((deep.ours, deep.theirs), (7e-6, 8e-6));
-        let options = Options { json: true, rounds: 1, seconds: 1.0, only: vec![] };
+        let options = Options { json: true, rounds: 1, seconds: 1.0, only: vec![], record: false };
         let versions = vec![("UCX", "1".to_owned())];
         let found = to_json(&options, &versions, &medians, &rows);
         assert_eq!(found["compared"][2]["met"], true, "{found}");
         assert_eq!(found["versions"]["UCX"], "1");
         assert!(table(&options, &versions, &rows).contains("at most 5: met"));
+        let documented = comparison_table(&found);
+        assert!(
+            documented.contains("(UCX 1)")
+                && documented.contains("iceoryx2")
+                && !documented.contains("cache line")
+        );
+        let factors = factors(&found);
+        assert_eq!(documented.lines().count(), factors.len() + 2);
+        assert_eq!(factors[0].1, 2.0, "a round trip half as long is twice as fast");
+        assert!(comparison_table(&Value::Null).contains("not measured yet"));
         let all: Vec<&Comparison> = COMPARISONS.iter().collect();
         assert_eq!(measurement_names(&all).len(), MEASUREMENTS.len(), "a measurement is not compared");
         let redis: Vec<&Comparison> = COMPARISONS.iter().filter(|each| each.peer == Peer::Redis).collect();

@@ -21,12 +21,14 @@ use std::time::Duration;
 use serde_json::Value;
 
 use self::compare::{COMPARISONS, Comparison, Row, list_other_stores, measurement_names, table, to_json};
+pub(crate) use self::compare::{comparison_table, factors};
 use self::iceoryx2::Iceoryx2;
 use self::memcached::Memcached;
 use self::mpi::{MPICH, Mpi, OPENMPI};
 use self::redis::Redis;
 use self::ucx::Ucx;
 use crate::error::{Error, with_path};
+use crate::figures;
 use crate::process::{self, run_for_output, run_inheriting_output, with_timeout};
 use crate::workspace;
 
@@ -47,6 +49,9 @@ pub(crate) struct Options {
     /// Compare only with this system (repeatable)
     #[arg(long, value_name = "PEER")]
     only: Vec<Peer>,
+    /// Store what was measured in docs/figures/measured.json, and write the documents that show it
+    #[arg(long)]
+    record: bool,
 }
 
 /// A system to compare with.
@@ -220,6 +225,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     let medians: BTreeMap<&str, Figures> =
         found.iter().filter_map(|(name, all)| Some((*name, medians_of(all)?))).collect();
     let rows: Vec<Row> = compared.iter().filter_map(|comparison| Row::new(comparison, &medians)).collect();
+    if options.record {
+        figures::record_peers(&to_json(options, &versions, &medians, &rows))?;
+    }
     if options.json {
         println!("{}", to_json(options, &versions, &medians, &rows));
     } else {

@@ -74,7 +74,7 @@ pub struct Arguments {
     /// Cores to pin to, first the daemons and then the client threads of each node: auto, none, or a list such as 0,1,4.
     #[arg(long, value_name = "LIST", default_value = "auto")]
     pub(crate) cores: Cores,
-    /// Measure all combinations of options in a TOML file, see docs/PERFORMANCE.md; options given here apply to what it leaves out.
+    /// Measure all combinations of options in a TOML file, see docs/method.md; options given here apply to what it leaves out.
     #[arg(long, value_name = "FILE.toml")]
     pub(crate) plan: Option<PathBuf>,
     /// Write the results to NAME.json and a report to NAME.html; with --plan, the default is the plan's name unless --json is given.

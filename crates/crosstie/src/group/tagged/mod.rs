@@ -38,7 +38,7 @@ pub use request::{Received, RecvRequest, SendRequest};
 pub(super) use state::TaggedState;
 
 /// Longest message that travels with its bytes, unless [`TaggedOptions::eager_max`] says otherwise: what fits into one packet. Twice as
-/// much is faster pulled (docs/PERFORMANCE.md).
+/// much is faster pulled (docs/notes/groups.md).
 pub const DEFAULT_EAGER_MAX: u32 = 2 << 10;
 
 /// Options of a channel for tagged messages.
