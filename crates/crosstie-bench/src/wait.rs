@@ -8,7 +8,7 @@ use crosstie::WaitStrategy;
 pub enum Wait {
     /// Poll in a loop: the lowest latency, and a whole core for each thread, also when idle.
     Spin,
-    /// Poll for up to about 100 us, then sleep until a message wakes the thread.
+    /// Poll for a short time (about 50 us; daemons of the store: 100 us), then sleep until a message wakes the thread.
     Adaptive,
     /// Sleep almost at once.
     Park,

@@ -335,7 +335,7 @@ fn find_devices() -> Vec<Vec<DeviceSpec>> {
     vec![vec![DeviceSpec::Software]]
 }
 
-/// The first address of this machine that is not loopback.
+/// The address of the default route, or loopback if there is none.
 fn first_address() -> IpAddr {
     // A datagram socket that is connected to a far address has the address of the interface that leads there. Nothing is sent.
     let route = || {

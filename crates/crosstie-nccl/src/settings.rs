@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | `CROSSTIE_NCCL_DEVICES` | devices for NCCL, separated by commas; the rails of one device are joined with `+` | every RDMA device with an active port (feature `verbs`), otherwise `software` |
 //! | `CROSSTIE_NCCL_SPLIT` | `adaptive`, or a weight for each rail: `3:1` | `adaptive` |
-//! | `CROSSTIE_NCCL_ADDRESS` | IP address at which connections are set up | the first address of this machine that is not loopback; loopback if all rails are software devices |
+//! | `CROSSTIE_NCCL_ADDRESS` | IP address at which connections are set up | the address of the default route; loopback if there is none, or if all rails are software devices |
 //! | `CROSSTIE_NCCL_TRAFFIC_CLASS` | traffic class of RDMA connections, if NCCL gives none | 0 |
 //! | `CROSSTIE_NCCL_GPU` | `0` switches GPU memory (DMA-BUF) off | `1` |
 //! | `CROSSTIE_NCCL_LOG` | `off`, `warn`, `info` or `trace`; `NCCL_DEBUG` must allow it, too | `info` |

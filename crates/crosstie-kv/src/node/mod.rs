@@ -15,7 +15,7 @@
 //!
 //! # Threads and data flow
 //!
-//! A daemon is a thread that owns a shard of the node's keys. Its loop (delegation architecture §5 and §6) takes messages in turn
+//! A daemon is a thread that owns a shard of the node's keys. Its loop takes messages in turn
 //! from other nodes, from the delegation ring, from its clients and from other daemons. It executes requests for its own shard
 //! at once. It sends all others on, and remembers who gets the response.
 //!

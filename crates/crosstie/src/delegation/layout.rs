@@ -1,6 +1,6 @@
 //! The layout of the segment, and copies in and out of it. All `unsafe` code of `delegation` that touches the segment is in this file.
 //!
-//! The first 256 bytes and the slots follow the delegation architecture §2.1; the [module above](super) draws them.
+//! The [module above](super) draws it.
 
 use core::marker::PhantomData;
 use core::mem::offset_of;

@@ -22,8 +22,7 @@
 //!
 //! # Shared memory
 //!
-//! One segment, which the server and all clients map. Its layout follows the design document "delegation architecture",
-//! §2.1 (see `docs/ARCHITECTURE.md`). A *parker* is a futex word at which its owner sleeps until another process wakes it.
+//! One segment, which the server and all clients map. A *parker* is a futex word at which its owner sleeps until another process wakes it.
 //!
 //! ```text
 //!  header                                                             writer
