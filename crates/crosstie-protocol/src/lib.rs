@@ -3,7 +3,7 @@
 //! A state machine allocates its tables once, when it is created, and nothing after that. The `crosstie` crate runs the
 //! protocols on devices; tests and models run them without any device.
 //!
-//! - [`copyrpc`]: RPC between nodes: wire format, credits and batches.
+//! - [`copyrpc`]: RPC by RDMA writes: wire format, credits and batches.
 //! - [`rails`]: messages over several rails: immediates, splits, failover.
 //! - [`endpoint`]: operations with owned completions: slots, messages, immediates, batches.
 //! - [`group`]: locks, barriers and messages of process groups.

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`device`] | queue pairs, completion queues and memory regions as in verbs, on three providers |
 //! | [`region`] | registered memory with an owner: in place, cached, described to peers |
-//! | [`copyrpc`] | RPC between nodes that batches many calls into one RDMA WRITE |
+//! | [`copyrpc`] | RPC by RDMA writes that batches many calls into one of them |
 //! | [`group`] | process groups: locks with fencing tokens, barriers, messages |
 //! | [`rails`] | messages over several devices at once, with failover |
 //! | [`endpoint`] | operations on memory of a peer: read, write, send, receive, batches, with futures |

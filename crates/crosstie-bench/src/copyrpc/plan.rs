@@ -20,7 +20,7 @@ const DEFAULT_MEMORY: usize = 64 << 20;
 /// Upper limit of what a message needs in a ring in addition to its payload.
 const MAX_OVERHEAD: usize = 128;
 
-/// RPC between nodes that batches many calls into one RDMA WRITE with immediate.
+/// RPC by RDMA writes that batches many calls into one RDMA WRITE with immediate.
 ///
 /// There are one client and one server, each a thread or a process, or started on two hosts by a launcher. If both are on one
 /// machine, the result is compared with minimal code that makes the same exchange between the same two cores at the same depth:

@@ -22,7 +22,7 @@ const MAX_MEMORY: u64 = 256 << 20;
 const LARGE_RINGS_FACTOR: usize = 4;
 const MAX_LARGE_RINGS: usize = 16 << 20;
 
-/// RPC inside one node: one server and one or more clients, each a thread or a process.
+/// RPC on one machine: one server and one or more clients, each a thread or a process.
 ///
 /// The result is compared with minimal code that makes the same exchange between the same two cores at the same depth. Short
 /// slices of the benchmark and of that code alternate. Two variants are measured: "in place" (request and response use the same

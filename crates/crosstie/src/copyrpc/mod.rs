@@ -1,4 +1,4 @@
-//! RPC between nodes, carried by RDMA WRITE with immediate. Many calls share one WRITE.
+//! RPC between machines or processes, carried by RDMA WRITE with immediate. Many calls share one WRITE.
 //!
 //! A [`Context`] belongs to one thread and has any number of [`Endpoint`]s, each connected to an endpoint of a peer. Calls and
 //! replies are first written to a local ring. Each [`poll`](Context::poll) sends what has gathered there as one batch, with one
