@@ -91,4 +91,6 @@ mod pages {
     struct Groups;
     #[doc = include_str!("../../../docs/guide/tuning.md")]
     struct Tuning;
+    #[doc = include_str!("../../../docs/guide/async.md")]
+    struct Async;
 }
