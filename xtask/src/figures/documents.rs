@@ -97,14 +97,24 @@ mod tests {
     use super::*;
     use crate::figures::measured;
 
-    /// Units of rates.
-    const UNITS: &[&str] =
-        &["M/s", "GB/s", "million/s", "million calls", "million operations", "million round trips"];
+    /// Units of what is measured.
+    const UNITS: &[&str] = &[
+        "M/s",
+        "GB/s",
+        "million/s",
+        "million calls",
+        "million operations",
+        "million round trips",
+        "ns",
+        "x a cache line",
+        "of plain code",
+        "of memcpy",
+    ];
     /// Where a figure is a record of an experiment at a commit that is named, not a statement about the program.
     const RECORDS: &[&str] = &["docs/notes/", "docs/decisions/", "docs/method.md", "CHANGELOG.md"];
 
-    /// Rates that stand outside of markers.
-    fn typed_rates(text: &str) -> Vec<String> {
+    /// Lines with a figure that stands outside of markers.
+    fn typed_figures(text: &str) -> Vec<String> {
         let mut found = Vec::new();
         let mut in_table = false;
         for line in text.lines() {
@@ -136,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn pages_for_users_have_no_typed_rates() {
+    fn pages_for_users_have_no_typed_figures() {
         for path in documents().unwrap() {
             let name = path.strip_prefix(workspace::root()).unwrap().display().to_string();
             if !RECORDS.iter().any(|record| name.starts_with(record)) {
-                let typed = typed_rates(&fs::read_to_string(&path).unwrap());
+                let typed = typed_figures(&fs::read_to_string(&path).unwrap());
                 assert!(
                     typed.is_empty(),
                     "{name}: take the figure from measured.json, or leave it out: {typed:#?}"
@@ -166,7 +176,7 @@ mod tests {
             once.starts_with("It made ") && once.ends_with(" million calls/s.") && !once.contains("0.01")
         );
         assert_eq!(replace_figures(&once, &stored()).unwrap(), once);
-        assert!(typed_rates(&once).is_empty(), "{once}");
+        assert!(typed_figures(&once).is_empty(), "{once}");
     }
 
     #[test]
@@ -178,9 +188,9 @@ mod tests {
     }
 
     #[test]
-    fn typed_rates_are_found() {
-        assert_eq!(typed_rates("a\nipc made 4.3 M/s.\n").len(), 1);
-        assert_eq!(typed_rates("with **12** million calls in flight").len(), 1);
-        assert!(typed_rates("<!-- figures: x -->\n4.3 M/s\n<!-- end of figures -->\nmany M/s").is_empty());
+    fn typed_figures_are_found() {
+        assert_eq!(typed_figures("a\nipc made 4.3 M/s.\n").len(), 1);
+        assert_eq!(typed_figures("with **12** million calls in flight").len(), 1);
+        assert!(typed_figures("<!-- figures: x -->\n4.3 M/s\n<!-- end of figures -->\nmany M/s").is_empty());
     }
 }
