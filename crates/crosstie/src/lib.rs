@@ -59,6 +59,7 @@ mod local;
 mod local_rpc;
 mod memory;
 mod message;
+mod process;
 pub mod rails;
 mod ring;
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::io;
-use std::os::fd::OwnedFd;
 
 use crosstie_protocol::lane::CallNumber;
 use zerocopy::FromBytes;
@@ -12,6 +11,7 @@ use super::layout::{
     VERSION, commit_word,
 };
 use crate::local::connection::Connection;
+use crate::local::socket::ReceivedFile;
 use crate::local_rpc::caller::Caller;
 use crate::local_rpc::transport::{Limits, Transport};
 use crate::memory::prefetch;
@@ -49,7 +49,11 @@ impl Transport for RingTransport {
     /// A position in the ring. The requests of all other clients queue up behind it.
     type Reservation = u64;
 
-    fn open(connection: Connection, reply: &[u8], files: Vec<OwnedFd>) -> io::Result<Option<RingTransport>> {
+    fn open(
+        connection: Connection,
+        reply: &[u8],
+        files: Vec<ReceivedFile>,
+    ) -> io::Result<Option<RingTransport>> {
         let (Ok(AcceptReply { layout, key }), Ok([file])) =
             (AcceptReply::read_from_bytes(reply), <[_; 1]>::try_from(files))
         else {

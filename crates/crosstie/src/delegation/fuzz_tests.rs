@@ -88,7 +88,7 @@ fn fuzz_delegation_layout() {
     fuzz(CRATE, "delegation_layout", [example.as_bytes().to_vec()], |input| {
         let Ok(AcceptReply { layout, .. }) = AcceptReply::read_from_bytes(input) else { return };
         let file = ring.segment.fd().try_clone_to_owned().unwrap();
-        if let Ok(Some(opened)) = SharedRing::open(file, layout) {
+        if let Ok(Some(opened)) = SharedRing::open(file.into(), layout) {
             assert!(layout.bytes() <= small.bytes(), "{layout:?}");
             assert_eq!(opened.resp_depth, layout.resp_depth());
         }

@@ -7,7 +7,6 @@ use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crosstie_protocol::key::Key;
@@ -15,6 +14,7 @@ use crosstie_protocol::lane::CallNumber;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Config, MAX_CLIENTS, MAX_MESSAGE, MAX_QUEUE_DEPTH, MAX_RING_DEPTH};
+use crate::local::socket::ReceivedFile;
 use crate::memory::copy::{copy_in, copy_out};
 use crate::memory::segment::{Segment, Shared, SharedRef, SharedSlice};
 use crate::ring::call_table::CallTable;
@@ -204,7 +204,7 @@ impl SharedRing {
     }
 
     /// Maps the segment that a server handed over. None if the layout or the header is invalid.
-    pub(super) fn open(file: OwnedFd, layout: RingLayout) -> io::Result<Option<SharedRing>> {
+    pub(super) fn open(file: ReceivedFile, layout: RingLayout) -> io::Result<Option<SharedRing>> {
         if !layout.is_valid() {
             return Ok(None);
         }
@@ -498,7 +498,7 @@ mod tests {
     #[test]
     fn invalid_layouts_are_rejected() {
         let ring = SharedRing::create(GOOD).unwrap();
-        let file = || ring.segment.fd().try_clone_to_owned().unwrap();
+        let file = || ReceivedFile::from(ring.segment.fd().try_clone_to_owned().unwrap());
         for bad in [
             RingLayout { max_clients: 0, ..GOOD },
             RingLayout { max_clients: u32::MAX, ..GOOD },

@@ -1,7 +1,6 @@
 //! The client: a [`Caller`] whose transport is a lane.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use crosstie_protocol::lane::CallNumber;
 use zerocopy::FromBytes;
@@ -9,6 +8,7 @@ use zerocopy::FromBytes;
 use super::CallError;
 use super::lane::{Lane, LaneLayout, MAGIC, ServerPage, Slot, VERSION, parts_len};
 use crate::local::connection::Connection;
+use crate::local::socket::ReceivedFile;
 use crate::local_rpc::caller::Caller;
 use crate::local_rpc::transport::{Limits, Transport};
 use crate::message::Message;
@@ -39,7 +39,11 @@ impl Transport for LaneTransport {
     /// Nothing to reserve: the lane has a slot for each call.
     type Reservation = ();
 
-    fn open(connection: Connection, reply: &[u8], files: Vec<OwnedFd>) -> io::Result<Option<LaneTransport>> {
+    fn open(
+        connection: Connection,
+        reply: &[u8],
+        files: Vec<ReceivedFile>,
+    ) -> io::Result<Option<LaneTransport>> {
         let (Ok(layout), Ok([lane, server_page])) =
             (LaneLayout::read_from_bytes(reply), <[_; 2]>::try_from(files))
         else {

@@ -118,7 +118,7 @@ fn fuzz_ipc_layout() {
         // The file has the size of a small lane, whatever the layout says.
         let small = LaneLayout { queue_depth: 3, request_limit: 40, response_limit: 40 };
         let file = Lane::create(&small).unwrap().file().unwrap();
-        if let Ok(Some(lane)) = Lane::open(file, &layout) {
+        if let Ok(Some(lane)) = Lane::open(file.into(), &layout) {
             assert!(layout.bytes() <= small.bytes(), "{layout:?}");
             assert!(lane.slots() >= layout.queue_depth as usize);
         }

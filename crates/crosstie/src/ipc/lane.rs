@@ -12,6 +12,7 @@ use crosstie_protocol::lane::MAX_SLOTS;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Config, MAX_MESSAGE};
+use crate::local::socket::ReceivedFile;
 use crate::memory::copy::{copy, copy_in, copy_out};
 use crate::memory::prefetch;
 use crate::memory::segment::{Segment, Shared, SharedRef};
@@ -112,7 +113,7 @@ impl Lane {
     }
 
     /// Maps the lane that a server handed over. None if the layout or the header is invalid.
-    pub(super) fn open(file: OwnedFd, layout: &LaneLayout) -> io::Result<Option<Lane>> {
+    pub(super) fn open(file: ReceivedFile, layout: &LaneLayout) -> io::Result<Option<Lane>> {
         if !layout.is_valid() {
             return Ok(None);
         }
@@ -303,7 +304,7 @@ impl ServerPage {
         ServerPage::new(Segment::create(ServerPage::LEN)?)
     }
 
-    pub(super) fn open(file: OwnedFd) -> io::Result<ServerPage> {
+    pub(super) fn open(file: ReceivedFile) -> io::Result<ServerPage> {
         ServerPage::new(Segment::open(file, ServerPage::LEN)?)
     }
 
@@ -352,10 +353,10 @@ mod tests {
             LaneLayout { request_limit: u32::MAX, ..good },
             LaneLayout { response_limit: MAX_MESSAGE as u32 + 1, ..good },
         ] {
-            assert!(Lane::open(lane.file().unwrap(), &bad).unwrap().is_none(), "{bad:?}");
+            assert!(Lane::open(lane.file().unwrap().into(), &bad).unwrap().is_none(), "{bad:?}");
         }
         // The size of the segment does not match.
-        assert!(Lane::open(lane.file().unwrap(), &LaneLayout { queue_depth: 3, ..good }).is_err());
-        assert!(Lane::open(lane.file().unwrap(), &good).unwrap().is_some());
+        assert!(Lane::open(lane.file().unwrap().into(), &LaneLayout { queue_depth: 3, ..good }).is_err());
+        assert!(Lane::open(lane.file().unwrap().into(), &good).unwrap().is_some());
     }
 }

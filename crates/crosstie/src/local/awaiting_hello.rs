@@ -3,13 +3,11 @@
 //! Code that accepts connections uses this limit, so that a client cannot use up file descriptors by connecting without a hello.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
 
-use super::socket::Peer;
+use super::socket::{ListeningSocket, Peer, Socket};
 
 /// Most connections that have not sent a hello yet. When another one arrives, the oldest is closed.
 pub(crate) const MAX_AWAITING_HELLO: usize = 64;
@@ -58,10 +56,10 @@ impl AwaitingHello {
 /// Accepts one connection from a process of our own user, without waiting. The socket is not blocking. Connections of other
 /// users are closed at once. `None` if no connection is pending. An error means that there are no descriptors or no memory
 /// left; the connection stays pending.
-pub(crate) fn accept(listening: &OwnedFd) -> Result<Option<(OwnedFd, Peer)>, Errno> {
+pub(crate) fn accept(listening: &ListeningSocket) -> Result<Option<(Socket, Peer)>, Errno> {
     // If more connections of other users are pending, the next event accepts them.
     for _ in 0..MAX_AWAITING_HELLO {
-        match rustix::net::accept_with(listening, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        match listening.accept() {
             Ok(socket) => {
                 if let Ok(peer) = Peer::of(&socket)
                     && peer.is_our_user()

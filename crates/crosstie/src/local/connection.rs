@@ -15,7 +15,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::listener::{Header, MAX_HELLO, MAX_REPLY};
 use super::lock;
-use super::socket::{self, Address, Name, Peer};
+use super::socket::{self, Address, Name, Peer, ReceivedFile, Socket};
 use super::watcher::{EventHandler, EventSource, Watcher, has_data_or_eof};
 use crate::memory::segment::SharedRef;
 use crate::wait::Parker;
@@ -64,7 +64,7 @@ struct Inner {
     closed: AtomicBool,
     /// Woken when the connection is closed.
     parkers: Mutex<Vec<SharedRef<Parker>>>,
-    socket: OwnedFd,
+    socket: Socket,
     process: Option<OwnedFd>,
 }
 
@@ -79,7 +79,7 @@ impl Connection {
         name: &Name,
         hello: &[u8],
         timeout: Duration,
-    ) -> Result<(Connection, Vec<u8>, Vec<OwnedFd>), HandshakeError> {
+    ) -> Result<(Connection, Vec<u8>, Vec<ReceivedFile>), HandshakeError> {
         // For the kernel a socket timeout of zero means to wait for ever.
         let timeout = timeout.clamp(Duration::from_millis(1), MAX_TIMEOUT);
         let deadline = Instant::now() + timeout;
@@ -101,7 +101,7 @@ impl Connection {
         hello: &[u8],
         timeout: Duration,
         deadline: Instant,
-    ) -> Result<(Connection, Vec<u8>, Vec<OwnedFd>), HandshakeError> {
+    ) -> Result<(Connection, Vec<u8>, Vec<ReceivedFile>), HandshakeError> {
         if hello.len() > MAX_HELLO {
             return Err(HandshakeError::HelloTooLong(hello.len()));
         }
@@ -137,9 +137,11 @@ impl Connection {
         }
         let (mut header, mut reply) = (Header::new_zeroed(), vec![0; MAX_REPLY]);
         let (len, files) =
-            socket::receive(&socket, header.as_mut_bytes(), &mut reply).map_err(|e| match e.kind() {
-                io::ErrorKind::InvalidData => HandshakeError::OtherVersion { name: name.to_string() },
-                _ => closed(),
+            socket::receive_with_files(&socket, header.as_mut_bytes(), &mut reply).map_err(|e| {
+                match e.kind() {
+                    io::ErrorKind::InvalidData => HandshakeError::OtherVersion { name: name.to_string() },
+                    _ => closed(),
+                }
             })?;
         reply.truncate(len);
         match header {
@@ -226,7 +228,7 @@ enum ReplyEvent {
 }
 
 /// Waits until the socket is readable, the server process has ended, or the deadline has passed.
-fn wait_for_reply(socket: &OwnedFd, process: Option<&OwnedFd>, deadline: Instant) -> io::Result<ReplyEvent> {
+fn wait_for_reply(socket: &Socket, process: Option<&OwnedFd>, deadline: Instant) -> io::Result<ReplyEvent> {
     let mut sources = vec![PollFd::new(socket, PollFlags::IN)];
     sources.extend(process.map(|process| PollFd::new(process, PollFlags::IN)));
     loop {

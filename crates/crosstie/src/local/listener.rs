@@ -32,7 +32,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::awaiting_hello::{self, AwaitingHello, MAX_AWAITING_HELLO};
 use super::lock;
-use super::socket::{self, Address, Name, Peer};
+use super::socket::{self, Address, ListeningSocket, Name, Peer, Socket};
 use super::watcher::{EventHandler, EventSource, Watcher, has_data_or_eof};
 
 /// Largest hello, in bytes.
@@ -126,7 +126,7 @@ impl Listener {
         Listener::serve(socket, handler).map_err(failed)
     }
 
-    fn serve(socket: OwnedFd, handler: Arc<dyn ClientHandler>) -> io::Result<Listener> {
+    fn serve(socket: ListeningSocket, handler: Arc<dyn ClientHandler>) -> io::Result<Listener> {
         let watcher = Watcher::of_process()?;
         let id = watcher.new_id();
         let inner = Arc::new_cyclic(|this| Inner {
@@ -168,14 +168,10 @@ impl Drop for Listener {
         if inner.watcher.is_of_this_process() {
             if let Some(socket) = &socket {
                 inner.watcher.unwatch(inner.id, socket.as_fd(), None);
-                // A child process may hold the descriptor, too, between fork and exec. The shutdown makes sure that nobody
-                // takes this listener for a live one.
-                socket::shut_down(socket);
             }
             for (id, connection) in &connections {
                 if let Some(fds) = &connection.fds {
                     inner.unwatch(*id, fds);
-                    socket::shut_down(&fds.socket);
                 }
             }
             drop((socket, connections));
@@ -210,7 +206,7 @@ struct Inner {
 #[derive(Default)]
 struct State {
     /// The listening socket; None once the listener is dropped.
-    socket: Option<OwnedFd>,
+    socket: Option<ListeningSocket>,
     /// Accepting failed for lack of descriptors or memory. The events of `socket` are disabled, and accepting is retried
     /// every [`RETRY_INTERVAL`].
     out_of_descriptors: bool,
@@ -229,7 +225,7 @@ struct Accepted {
 }
 
 struct ClientFds {
-    socket: OwnedFd,
+    socket: Socket,
     /// The pidfd of the client process, where there is one.
     process: Option<OwnedFd>,
 }
@@ -346,7 +342,7 @@ impl Inner {
     /// Adds an accepted connection, and returns its id. None if the listener is being dropped.
     fn add_connection(
         &self,
-        socket: OwnedFd,
+        socket: Socket,
         peer: Peer,
         connections: &mut BTreeMap<u64, Accepted>,
     ) -> io::Result<Option<u64>> {
@@ -463,10 +459,10 @@ fn is_served(address: &Address) -> bool {
     }
 }
 
-/// Reads the first message of a connection. None if it is not a valid hello. Files that came with it are closed.
-fn read_hello(socket: &OwnedFd) -> Option<Arc<[u8]>> {
+/// Reads the first message of a connection. None if it is not a valid hello.
+fn read_hello(socket: &Socket) -> Option<Arc<[u8]>> {
     let (mut header, mut hello) = (Header::new_zeroed(), [0; MAX_HELLO]);
-    let (len, _files) = socket::receive(socket, header.as_mut_bytes(), &mut hello).ok()?;
+    let len = socket::receive(socket, header.as_mut_bytes(), &mut hello).ok()?;
     (header == Header::new(Header::HELLO)).then(|| hello[..len].into())
 }
 

@@ -150,8 +150,8 @@ fn client_of_another_version_is_told_the_version_and_others_go_on() {
         let socket = socket::connect(&address, TIMEOUT).unwrap();
         socket::send(&socket, &first, &[], &[]).unwrap();
         let (mut header, mut reply) = (Header::new_zeroed(), [0; 16]);
-        let (len, files) = socket::receive(&socket, header.as_mut_bytes(), &mut reply).unwrap();
-        assert_eq!((header, len, files.len()), (Header::new(Header::REFUSED), 0, 0));
+        let len = socket::receive(&socket, header.as_mut_bytes(), &mut reply).unwrap();
+        assert_eq!((header, len), (Header::new(Header::REFUSED), 0));
         let end = socket::receive(&socket, header.as_mut_bytes(), &mut reply);
         assert_eq!(end.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
@@ -323,11 +323,11 @@ fn no_handler_call_runs_after_drop() {
 // ------------------------------------------------------------------------------- connections without valid hello
 
 /// A connection that has not sent a hello.
-fn connect_silently(name: &Name) -> OwnedFd {
+fn connect_silently(name: &Name) -> Socket {
     socket::connect(&Address::of_service(KIND, name).unwrap(), TIMEOUT).unwrap()
 }
 
-fn is_closed(socket: &OwnedFd) -> bool {
+fn is_closed(socket: &Socket) -> bool {
     // End of file, or a reset if the peer left something unread.
     !matches!(
         rustix::net::recv(socket, &mut [0u8; 1], rustix::net::RecvFlags::DONTWAIT),
@@ -379,11 +379,74 @@ fn connections_with_invalid_hello_are_closed() {
     ];
     for (head, payload) in messages {
         let socket = connect_silently(&name);
-        socket::send(&socket, head, payload, &[socket.as_fd()]).unwrap();
+        socket::send(&socket, head, payload, &[]).unwrap();
         eventually("it is closed", || is_closed(&socket));
     }
     assert!(lock(&recorder.admitted).is_empty());
     drop(Connection::connect(KIND, &name, &[7; MAX_HELLO], TIMEOUT).unwrap());
+}
+
+/// A hello with a file whose `close` takes seconds.
+#[test]
+fn hello_with_a_file_that_blocks_holds_up_nobody() {
+    let name = name("blocking-file");
+    let recorder = Recorder::accepting_all();
+    let listener = Listener::open(KIND, &name, recorder.clone()).unwrap();
+    let blocking = || socket::blocking_files::new(2);
+    let hello = Header::new(Header::HELLO);
+    // Linux 6.16 refuses the file.
+    let refused = connect_silently(&name);
+    if let Err(e) = socket::send(&refused, hello.as_bytes(), b"", &[blocking().file.as_fd()]) {
+        assert_eq!(e.kind(), io::ErrorKind::PermissionDenied);
+    }
+    // As older kernels. The watcher gets the messages when nobody else has the files open any more.
+    let state = lock(&listener.inner.state);
+    state.socket.as_ref().unwrap().allow_files();
+    let hostile: Vec<_> = [hello.as_bytes(), b""]
+        .map(|first| {
+            let (socket, files) = (connect_silently(&name), [(); 2].map(|()| blocking()));
+            for file in files {
+                socket::send(&socket, first, b"", &[file.file.as_fd()]).unwrap();
+            }
+            socket
+        })
+        .into();
+    let begun = Instant::now();
+    drop(state);
+    drop(Connection::connect(KIND, &name, b"", TIMEOUT).unwrap());
+    eventually("they are closed", || hostile.iter().all(is_closed));
+    drop(listener);
+    assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
+    assert_eq!(lock(&recorder.admitted).len(), 1);
+}
+
+/// A server that hands over files whose `close` takes seconds.
+#[test]
+fn reply_with_files_that_block_holds_up_nobody() {
+    let name = name("blocking-reply");
+    let listening = socket::listen(&Address::of_service(KIND, &name).unwrap()).unwrap();
+    let blocking = [(); 2].map(|()| socket::blocking_files::new(2));
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| {
+            let (connection, _, files) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
+            // The server has closed its descriptors.
+            eventually("the server is done", || connection.is_closed());
+            let begun = Instant::now();
+            drop((files, connection));
+            begun.elapsed()
+        });
+        eventually("the client connects", || {
+            let Ok(client) = listening.accept() else { return false };
+            let [first, second] = &blocking;
+            let accepted = Header::new(Header::ACCEPTED);
+            socket::send(&client, accepted.as_bytes(), b"", &[first.file.as_fd()]).unwrap();
+            socket::send(&client, b"more", b"", &[second.file.as_fd()]).unwrap();
+            true
+        });
+        drop(blocking);
+        let passed = connecting.join().unwrap();
+        assert!(passed < Duration::from_secs(1), "it took {passed:?}");
+    });
 }
 
 // ------------------------------------------------------------------------------------------- other processes
@@ -398,7 +461,11 @@ struct ChildProcess {
 
 impl ChildProcess {
     fn start(role: &str, name: &Name) -> ChildProcess {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        ChildProcess::spawn(Command::new(std::env::current_exe().unwrap()), role, name)
+    }
+
+    fn spawn(mut command: Command, role: &str, name: &Name) -> ChildProcess {
+        let mut child = command
             .args(["--exact", "local::listener::tests::child_process_role", "--nocapture"])
             .env(ROLE, format!("{role} {name}"))
             .stdin(Stdio::piped())
@@ -473,6 +540,7 @@ fn child_process_role() {
         }
         "listener-out-of-descriptors" => run_out_of_descriptors(&name),
         "other-user" => act_as_other_user(),
+        "listener-of-unmapped-user" => listen_as_unmapped_user(&name),
         _ => panic!("no such role: {role}"),
     }
 }
@@ -599,4 +667,45 @@ fn other_user_is_refused_on_both_sides() {
     let connected = Connection::connect(KIND, &taken, b"", TIMEOUT).map(|_| ());
     assert!(matches!(connected, Err(HandshakeError::OtherUser { uid: NOBODY_UID, .. })), "{connected:?}");
     other.kill();
+}
+
+/// A listener in a user namespace that maps no user: this process and every other one there and outside have the same user ID.
+fn listen_as_unmapped_user(name: &Name) {
+    let recorder = Recorder::accepting_all();
+    let _listener = Listener::open(KIND, name, recorder.clone()).unwrap();
+    drop(
+        Connection::connect(KIND, name, b"", TIMEOUT).expect("a thread of the same process is no other user"),
+    );
+    report(Address::of_service(KIND, name).map(|_| "listening").unwrap());
+    wait_for_stdin_close();
+    report(&lock(&recorder.admitted).len().to_string());
+}
+
+#[test]
+fn user_that_a_namespace_does_not_map_is_not_taken_for_ours() {
+    use std::os::unix::process::CommandExt;
+    let user = rustix::process::geteuid().as_raw();
+    assert_eq!(user, 0, "this test needs root, to become another user: run it with sudo");
+    let (theirs, free) = (name("unmapped"), name("unmapped-free"));
+    // The path of this program may not be open to other users.
+    let mut command = Command::new("/proc/self/exe");
+    command.uid(2000).gid(2000);
+    // SAFETY: the closure makes one system call.
+    unsafe {
+        command.pre_exec(|| match libc::unshare(libc::CLONE_NEWUSER) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        })
+    };
+    let mut listener = ChildProcess::spawn(command, "listener-of-unmapped-user", &theirs);
+    assert_eq!(listener.read_line(), "listening");
+    let mut other = ChildProcess::start("other-user", &theirs);
+    let stdin = other.child.stdin.as_mut().unwrap();
+    let address = |name: &Name| format!("crosstie/{KIND}/{NOBODY_UID}/{name}");
+    writeln!(stdin, "{}\n{}", address(&theirs), address(&free)).unwrap();
+    assert_eq!(other.read_line(), "done");
+    other.kill();
+    drop(listener.child.stdin.take());
+    assert_eq!(listener.read_line(), "1", "only the process itself is admitted");
+    listener.child.wait().unwrap();
 }

@@ -16,7 +16,10 @@
 //! - Only processes of the same user are connected. Connections of other users are closed when they are accepted, and
 //!   connections that send no hello are limited in number and in time ([`awaiting_hello`]). The software device accepts its
 //!   peers by the same rules.
-//! - The death of a process is noticed within milliseconds, even if a forked child keeps its sockets open.
+//! - What another process sends is taken for nothing until it is checked ([`socket`], [`Segment::open`](crate::memory::segment::Segment::open)):
+//!   a message with files that nobody asked for ends the connection, and no thread here waits for a `close` of a file that a peer sent.
+//! - The death of a process is noticed within milliseconds, even if a forked child keeps its sockets open, and the end of a connection
+//!   even if a forked child keeps its descriptor.
 //! - All of this costs one thread per process, the [`watcher`]. The first [`Listener`](listener::Listener) or
 //!   [`Connection`](connection::Connection) starts it. It sleeps unless an event arrives, and never waits for a peer.
 //!
@@ -24,6 +27,7 @@
 //! segments ([`ipc`](crate::ipc), [`delegation`](crate::delegation)).
 
 pub(crate) mod awaiting_hello;
+mod closing;
 pub(crate) mod connection;
 pub(crate) mod listener;
 pub(crate) mod socket;

@@ -3,6 +3,11 @@
 //! Sockets are of type SEQPACKET: one send is one message. An abstract name is free again when its last descriptor is
 //! closed, so a dead process leaves nothing behind. Any user may take any name. So both sides check with [`Peer::of`]
 //! which user the peer belongs to, before they trust it or send anything.
+//!
+//! **Files that a peer sends.** Any process of our user can attach any file to any message. Here they become [`ReceivedFile`]s:
+//! nothing is called on them that could block, and the last `close`, which can, is left to another thread. [`receive`] treats
+//! a message with files as invalid. A listener refuses files before they are sent, where the kernel can (Linux 6.16). Before that, a
+//! message with more files than this process may open makes the kernel close the others in our `recvmsg`.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,8 +21,14 @@ use rustix::net::{
 };
 use rustix::process::Pid;
 
-/// Most files in one message.
+use super::closing;
+use crate::process::Creator;
+
+/// Most files in one message of ours.
 pub(crate) const MAX_FILES: usize = 4;
+/// Most files that the kernel lets a process attach to one message (`SCM_MAX_FD`). There is room for all of them: the kernel closes those
+/// for which there is none, and that may block.
+const MAX_RECEIVED: usize = 253;
 /// Length of the accept queue. Further clients block in `connect` until there is room.
 const BACKLOG: i32 = 128;
 
@@ -71,20 +82,133 @@ impl Address {
     }
 }
 
+/// A connected socket. When it is dropped the peer sees the end, also while a forked child holds a descriptor of it. The drop does not
+/// block: if messages are left that may carry files, another thread closes it.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    /// None once it is dropped.
+    fd: Option<OwnedFd>,
+    creator: Creator,
+}
+
+impl From<OwnedFd> for Socket {
+    fn from(fd: OwnedFd) -> Socket {
+        Socket { fd: Some(fd), creator: Creator::this_process() }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let Some(fd) = &self.fd else { unreachable!("only the drop takes it") };
+        fd.as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let Some(fd) = self.fd.take() else { return };
+        // In a forked child the connection is still its parent's.
+        if !self.creator.is_this_process() {
+            return;
+        }
+        shut_down(&fd);
+        // Nothing arrives after the shutdown. What is left may carry files, which the kernel closes with the socket.
+        if has_message(&fd) {
+            closing::close_later(fd);
+        }
+    }
+}
+
+/// Whether a message waits in a socket that was shut down. An error counts as one.
+fn has_message(socket: &OwnedFd) -> bool {
+    // With this option each message carries control data, for which there is no room here: that tells an empty one from the end.
+    let set = sockopt::set_socket_passcred(socket, true);
+    let mut control = RecvAncillaryBuffer::new(&mut []);
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let got = rustix::net::recvmsg(socket, &mut [], &mut control, flags);
+    set.is_err() || got.is_ok_and(|got| got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC))
+}
+
+/// A listening socket. When it is dropped nobody can connect any more, also while a forked child holds a descriptor of it.
+#[derive(Debug)]
+pub(crate) struct ListeningSocket {
+    fd: OwnedFd,
+    creator: Creator,
+}
+
+impl AsFd for ListeningSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl ListeningSocket {
+    /// Accepts a connection. The socket is not blocking. `AGAIN` if none is waiting.
+    pub(crate) fn accept(&self) -> Result<Socket, rustix::io::Errno> {
+        if closing::is_behind() {
+            return Err(rustix::io::Errno::MFILE);
+        }
+        self.accept_any()
+    }
+
+    /// Has the kernel pass files on, as kernels before Linux 6.16 do.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn allow_files(&self) {
+        refuse_files(&self.fd, false);
+    }
+
+    fn accept_any(&self) -> Result<Socket, rustix::io::Errno> {
+        rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map(Socket::from)
+    }
+}
+
+impl Drop for ListeningSocket {
+    fn drop(&mut self) {
+        if self.creator.is_this_process() {
+            shut_down(&self.fd);
+            // Connections that were not accepted may hold messages with files.
+            while !matches!(self.accept_any(), Err(e) if e != rustix::io::Errno::INTR) {}
+        }
+    }
+}
+
 /// Opens a non-blocking socket that listens at an address. The error is `AddrInUse` while any process holds the address.
-pub(crate) fn listen(at: &Address) -> io::Result<OwnedFd> {
+pub(crate) fn listen(at: &Address) -> io::Result<ListeningSocket> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::bind(&socket, &at.0)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    refuse_files(&fd, true);
+    rustix::net::bind(&fd, &at.0)?;
+    rustix::net::listen(&fd, BACKLOG)?;
+    Ok(ListeningSocket { fd, creator: Creator::this_process() })
+}
+
+/// Has the kernel refuse files for connections of a listening socket, if it can: then `sendmsg` fails at the peer.
+fn refuse_files(socket: &OwnedFd, refuse: bool) {
+    // Of most architectures; a few have other numbers for socket options, and go without.
+    if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")) {
+        return;
+    }
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let pass = libc::c_int::from(!refuse);
+    // SAFETY: the pointer is to a local of the given size.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const pass).cast(),
+            size_of_val(&pass) as libc::socklen_t,
+        )
+    };
+    debug_assert!(set == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::ENOPROTOOPT));
 }
 
 /// Connects to a listening socket. The socket is blocking, but connecting and every later call on it take at most
 /// `timeout`. The error is `ConnectionRefused` if nobody listens.
-pub(crate) fn connect(to: &Address, timeout: Duration) -> io::Result<OwnedFd> {
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+pub(crate) fn connect(to: &Address, timeout: Duration) -> io::Result<Socket> {
+    let socket: Socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?
+            .into();
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(timeout))?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
     loop {
@@ -97,9 +221,10 @@ pub(crate) fn connect(to: &Address, timeout: Duration) -> io::Result<OwnedFd> {
 }
 
 /// Connects to a listening socket without waiting. The error is `WouldBlock` while too many connections wait to be accepted.
-pub(crate) fn connect_nonblocking(to: &Address) -> io::Result<OwnedFd> {
+pub(crate) fn connect_nonblocking(to: &Address) -> io::Result<Socket> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let socket: Socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?.into();
     rustix::net::connect(&socket, &to.0)?;
     Ok(socket)
 }
@@ -133,8 +258,10 @@ impl Peer {
         Ok(Peer { uid: credentials.uid, pid: Pid::from_raw(credentials.pid.max(0)) })
     }
 
+    /// Whether the process belongs to our user, as far as that can be known, see [`Users`].
     pub(crate) fn is_our_user(&self) -> bool {
         self.uid == rustix::process::geteuid().as_raw()
+            && (self.is_this_process() || Users::of_namespace().are_distinct(self.uid))
     }
 
     pub(crate) fn is_this_process(&self) -> bool {
@@ -154,6 +281,42 @@ impl Peer {
         }
     }
 }
+
+/// The users of this process's user namespace.
+///
+/// The kernel shows every user that is not mapped into the namespace under one and the same id, the overflow id. In a namespace that does
+/// not map all users, this id names nobody: a process that has it as its own cannot tell processes of its user from those of others.
+struct Users {
+    overflow: u32,
+    all_are_mapped: bool,
+}
+
+impl Users {
+    fn of_namespace() -> Users {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+        Users::new(&map, &overflow)
+    }
+
+    /// From the text of the two files. Without them (no `/proc`) nothing is known.
+    fn new(map: &str, overflow: &str) -> Users {
+        let length = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
+        // Each line maps a range; ranges do not overlap. The last number is no user.
+        let mapped: u64 = map.lines().filter_map(length).sum();
+        Users {
+            overflow: overflow.trim().parse().unwrap_or(OVERFLOW_UID),
+            all_are_mapped: mapped == u64::from(u32::MAX),
+        }
+    }
+
+    /// Whether no other user is shown under this id.
+    fn are_distinct(&self, uid: u32) -> bool {
+        self.all_are_mapped || uid != self.overflow
+    }
+}
+
+/// The overflow id, unless the administrator has chosen another.
+const OVERFLOW_UID: u32 = 65534;
 
 /// Sends one message: a header of fixed size, a payload, and files, if any.
 pub(crate) fn send(
@@ -178,15 +341,50 @@ pub(crate) fn send(
     if sent == header.len() + payload.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
-/// Receives one message into `header` and `payload`. Returns the number of payload bytes, and the files. The error is
-/// `UnexpectedEof` when the peer has closed the socket, `InvalidData` for a message that is shorter than the header or
-/// longer than both buffers, and `EMFILE` if this process may not have as many files.
-pub(crate) fn receive(
+/// A file that another process sent. Nothing is known about it, and no call on it is harmless before it is known what it is:
+/// [`Segment::open`](crate::memory::segment::Segment::open) finds out. If this is dropped, another thread closes the file.
+#[derive(Debug)]
+pub struct ReceivedFile(Option<OwnedFd>);
+
+impl ReceivedFile {
+    /// The file, of which `is_known` has found out that a `close` does not block. `is_known` calls nothing that blocks for any file.
+    pub(crate) fn take_if(mut self, is_known: impl FnOnce(BorrowedFd<'_>) -> bool) -> Option<OwnedFd> {
+        let is_known = is_known(self.0.as_ref()?.as_fd());
+        if is_known { self.0.take() } else { None }
+    }
+}
+
+impl From<OwnedFd> for ReceivedFile {
+    fn from(file: OwnedFd) -> ReceivedFile {
+        ReceivedFile(Some(file))
+    }
+}
+
+impl Drop for ReceivedFile {
+    fn drop(&mut self) {
+        if let Some(file) = self.0.take() {
+            closing::close_later(file);
+        }
+    }
+}
+
+/// Receives one message into `header` and `payload`. Returns the number of payload bytes. The error is `UnexpectedEof` when the
+/// peer has closed the socket, and `InvalidData` for a message that is shorter than the header or longer than both buffers, or that
+/// carries files.
+pub(crate) fn receive(socket: impl AsFd, header: &mut [u8], payload: &mut [u8]) -> io::Result<usize> {
+    match receive_with_files(socket, header, payload)? {
+        (len, files) if files.is_empty() => Ok(len),
+        _ => Err(io::Error::from(io::ErrorKind::InvalidData)),
+    }
+}
+
+/// As [`receive`], for a message that may carry files. The error is `EMFILE` if this process may not have as many files.
+pub(crate) fn receive_with_files(
     socket: impl AsFd,
     header: &mut [u8],
     payload: &mut [u8],
-) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+) -> io::Result<(usize, Vec<ReceivedFile>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let header_len = header.len();
     let mut parts = [IoSliceMut::new(header), IoSliceMut::new(payload)];
@@ -199,18 +397,14 @@ pub(crate) fn receive(
     let mut files = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(sent) = message {
-            files.extend(sent);
+            files.extend(sent.map(ReceivedFile::from));
         }
     }
-    // Alignment leaves room for one file more than `MAX_FILES`.
-    files.truncate(MAX_FILES);
     match got.bytes {
         0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
-        // There was room for more files, but this process may not have more.
-        _ if got.flags.contains(ReturnFlags::CTRUNC) && files.len() < MAX_FILES => {
-            Err(rustix::io::Errno::MFILE.into())
-        }
-        bytes if bytes < header_len || got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => {
+        // There was room for all files, but this process may not have as many.
+        _ if got.flags.contains(ReturnFlags::CTRUNC) => Err(rustix::io::Errno::MFILE.into()),
+        bytes if bytes < header_len || got.flags.contains(ReturnFlags::TRUNC) || files.len() > MAX_FILES => {
             Err(io::Error::from(io::ErrorKind::InvalidData))
         }
         bytes => Ok((bytes - header_len, files)),
@@ -223,8 +417,37 @@ pub(crate) fn shut_down(socket: impl AsFd) {
     rustix::net::shutdown(socket, rustix::net::Shutdown::Both).ok();
 }
 
-#[cfg(test)]
+/// Files whose last `close` blocks.
+#[cfg(all(test, not(loom)))]
+pub(crate) mod blocking_files {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A TCP socket with bytes that nobody reads, and what keeps them from being read.
+    pub(crate) struct BlockingFile {
+        pub(crate) file: TcpStream,
+        _peer: (TcpStream, TcpListener),
+    }
+
+    /// A file whose last `close` takes this long.
+    pub(crate) fn new(seconds: i32) -> BlockingFile {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut file = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        file.set_nonblocking(true).unwrap();
+        while file.write(&[0; 65536]).is_ok() {}
+        file.set_nonblocking(false).unwrap();
+        sockopt::set_socket_linger(&file, Some(Duration::from_secs(seconds as u64))).unwrap();
+        BlockingFile { file, _peer: (peer, listener) }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -259,8 +482,11 @@ mod tests {
         let files: Vec<_> = (0..MAX_FILES).map(|_| a.as_fd()).collect();
         let (mut header, mut payload) = ([0; 4], [0; 8]);
         send(&a, b"head", b"payload", &files).unwrap();
-        let (len, received) = receive(&b, &mut header, &mut payload).unwrap();
+        let (len, received) = receive_with_files(&b, &mut header, &mut payload).unwrap();
         assert_eq!((&header, &payload[..len], received.len()), (b"head", &b"payload"[..], MAX_FILES));
+        send(&a, b"head", b"payload", &files[..1]).unwrap();
+        let kind = receive(&b, &mut header, &mut payload).unwrap_err().kind();
+        assert_eq!(kind, io::ErrorKind::InvalidData, "files that nobody asked for");
         assert!(send(&a, b"head", b"", &[a.as_fd(); MAX_FILES + 1]).is_err(), "one file too many");
 
         send(&a, b"head", b"too long by 1", &[]).unwrap();
@@ -272,5 +498,61 @@ mod tests {
         shut_down(&a);
         let kind = receive(&b, &mut header, &mut payload).unwrap_err().kind();
         assert_eq!(kind, io::ErrorKind::UnexpectedEof);
+    }
+
+    fn pair() -> (Socket, Socket) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (a, b) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        (a.into(), b.into())
+    }
+
+    /// Their `close` takes seconds, and all of it is done by another thread.
+    #[test]
+    fn files_of_a_peer_whose_close_blocks_hold_up_nobody() {
+        let [asked, unasked, left, behind] = [(); 4].map(|()| blocking_files::new(2));
+        let (a, b) = pair();
+        send(&a, b"head", b"", &[asked.file.as_fd()]).unwrap();
+        // More than a message of ours has.
+        let many: Vec<_> = (0..MAX_RECEIVED).map(|_| unasked.file.as_fd()).collect();
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+        rustix::net::sendmsg(&a, &[IoSlice::new(b"head")], &mut control, SendFlags::NOSIGNAL).unwrap();
+        send(&a, b"", b"", &[left.file.as_fd()]).unwrap();
+        let (c, d) = pair();
+        send(&c, b"", b"", &[]).unwrap();
+        send(&c, b"head", b"", &[behind.file.as_fd()]).unwrap();
+        // From here on nobody else has them open.
+        drop([asked.file, unasked.file, left.file, behind.file]);
+        let (begun, mut header) = (Instant::now(), [0; 4]);
+        let (_, files) = receive_with_files(&b, &mut header, &mut []).unwrap();
+        assert_eq!(files.len(), 1);
+        drop(files);
+        let refused = receive(&b, &mut header, &mut []).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+        drop((b, d));
+        assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
+        drop((a, c));
+    }
+
+    #[test]
+    fn users_that_a_namespace_does_not_map_are_not_taken_for_ours() {
+        let whole = "         0          0 4294967295\n";
+        let container = "         0     100000      65536\n";
+        let split = "         0       1000          1\n         1     100000      65534\n";
+        for (map, overflow, uid, distinct) in [
+            (whole, "65534\n", 65534, true),
+            (whole, "65534\n", 0, true),
+            (container, "65534\n", 65534, false),
+            (container, "65534\n", 0, true),
+            (container, "1000\n", 1000, false),
+            (split, "65534\n", 65534, false),
+            ("", "65534\n", 65534, false),
+            ("", "", 65534, false),
+            ("", "", 1000, true),
+        ] {
+            assert_eq!(Users::new(map, overflow).are_distinct(uid), distinct, "{map:?} {overflow:?} {uid}");
+        }
     }
 }

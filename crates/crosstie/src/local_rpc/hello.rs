@@ -6,7 +6,6 @@
 //!  refusal  reason u32 | request size, limit or errno u32 | response size u32                   server -> client
 //! ```
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::error::{ConnectError, CreateError, MessageSize};
 use crate::local::connection::{Connection, HandshakeError};
 use crate::local::listener::{self, Admission, ClientHandler, ListenError, Listener};
-use crate::local::socket::Name;
+use crate::local::socket::{Name, ReceivedFile};
 use crate::message::sealed::Message;
 
 /// What a client sends first, and what the server compares it with.
@@ -126,7 +125,7 @@ pub(crate) fn connect(
     name: &str,
     hello: &Hello,
     timeout: Duration,
-) -> Result<(Connection, Vec<u8>, Vec<OwnedFd>), ConnectError> {
+) -> Result<(Connection, Vec<u8>, Vec<ReceivedFile>), ConnectError> {
     let valid = Name::new(name).map_err(|_| ConnectError::BadName { name: name.to_owned() })?;
     Connection::connect(kind, &valid, hello.as_bytes(), timeout).map_err(|error| match error {
         HandshakeError::NoServer { name } => ConnectError::NoServer { name },

@@ -1,11 +1,11 @@
 //! What a kind of service provides to its [`Caller`](super::caller::Caller): where requests and responses are.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use crosstie_protocol::lane::CallNumber;
 
 use crate::local::connection::Connection;
+use crate::local::socket::ReceivedFile;
 use crate::ring::call_table::StartedCall;
 use crate::wait::Parker;
 
@@ -22,7 +22,7 @@ pub trait Transport: Sized {
     type Reservation;
 
     /// Maps what the server handed over in the handshake. None if the reply or the segments are invalid.
-    fn open(connection: Connection, reply: &[u8], files: Vec<OwnedFd>) -> io::Result<Option<Self>>;
+    fn open(connection: Connection, reply: &[u8], files: Vec<ReceivedFile>) -> io::Result<Option<Self>>;
     fn limits(&self) -> Limits;
     fn connection(&self) -> &Connection;
     /// The client's parker. It is notified with each response, and when the connection is closed.

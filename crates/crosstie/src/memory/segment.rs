@@ -3,6 +3,18 @@
 //! A segment is a memfd. It has no name in any file system, so nothing is left behind however its users end. It is sealed
 //! against resizing, so no process can make an access of another one fault. Its contents are accessed through [`Shared`]
 //! types, which consist of atomics only, so that any bytes are a valid value.
+//!
+//! **A segment of another process** is taken for one only if the kernel says that it is such a file ([`Segment::open`]). Any process of
+//! our user can hand over any file: one in huge pages, for example, raises SIGBUS where the machine has no huge page left.
+//!
+//! **What remains** (Linux `vm.overcommit_memory=2` only): the kernel charges a page when it is first touched, and raises SIGBUS in
+//! the process that touches it if the machine's commit limit is reached.
+//!
+//! **Locked memory.** A program that locks all future memory (`mlockall(MCL_FUTURE)`) does not lock segments: of the 64 GiB of a device
+//! only what is used takes memory. The kernel still compares the length with the limit on locked memory (`ulimit -l`), unless the
+//! process has `CAP_IPC_LOCK`.
+//!
+//! **A forked child** does not have the memory of its parent's segments: other memory of the child may be at their addresses.
 
 use core::any::type_name;
 use core::fmt;
@@ -14,8 +26,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use rustix::process::Resource;
+
+use crate::local::socket::ReceivedFile;
+use crate::process::Creator;
 
 /// Types that may be placed in memory that other processes write.
 ///
@@ -37,6 +52,7 @@ pub(crate) struct Segment {
     base: NonNull<u8>,
     len: u64,
     fd: OwnedFd,
+    creator: Creator,
 }
 
 // SAFETY: the mapping is not bound to a thread. All access is through atomics or copies that tolerate races.
@@ -45,10 +61,16 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// `f_type` of the file system of memfds, `TMPFS_MAGIC`. Those in huge pages belong to another one.
+const TMPFS: u64 = 0x0102_1994;
+
+/// Length of the longest segment: a peer does not take more of our address space with one.
+pub(crate) const MAX_LEN: u64 = 1 << 40;
 
 impl Segment {
     /// Creates a segment of zeros. The kernel allocates a page when it is first touched.
     pub(crate) fn create(len: u64) -> io::Result<Segment> {
+        check_len(len)?;
         // The kernel would end the process with SIGXFSZ.
         if let Some(limit) = rustix::process::getrlimit(Resource::Fsize).current
             && len > limit
@@ -65,13 +87,19 @@ impl Segment {
     }
 
     /// Maps a segment that another process created. Its size must be `len`, and it must be sealed.
-    pub(crate) fn open(fd: OwnedFd, len: u64) -> io::Result<Segment> {
-        let sealed = rustix::fs::fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SEALS));
+    pub(crate) fn open(file: ReceivedFile, len: u64) -> io::Result<Segment> {
+        check_len(len)?;
+        let fd = file.take_if(is_segment).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "what the peer handed over is no sealed memory of ordinary pages",
+            )
+        })?;
         let size = rustix::fs::fstat(&fd)?.st_size;
-        if !sealed || u64::try_from(size) != Ok(len) {
+        if u64::try_from(size) != Ok(len) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the segment of the peer has the wrong size, or is not sealed",
+                "the segment of the peer has the wrong size",
             ));
         }
         Segment::map(fd, len)
@@ -80,15 +108,19 @@ impl Segment {
     fn map(fd: OwnedFd, len: u64) -> io::Result<Segment> {
         let size = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // Without access at first: after `mlockall(MCL_FUTURE)` the kernel would allocate all of it here.
         // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing object.
-        let base = unsafe {
-            rustix::mm::mmap(core::ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, flags, &fd, 0)?
-        };
+        let base =
+            unsafe { rustix::mm::mmap(core::ptr::null_mut(), size, ProtFlags::empty(), flags, &fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let segment = Segment { base, len, fd };
-        // A forked child must not access the memory of its parent's devices.
-        // SAFETY: advice on our own mapping; it affects only what a fork copies.
-        unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontFork)? };
+        let segment = Segment { base, len, fd, creator: Creator::this_process() };
+        // SAFETY: all three are on our own mapping, to which nothing refers yet. The advice affects only what a fork copies: a forked
+        // child must not access the memory of its parent's devices.
+        unsafe {
+            rustix::mm::munlock(base.as_ptr().cast(), size)?;
+            rustix::mm::mprotect(base.as_ptr().cast(), size, MprotectFlags::READ | MprotectFlags::WRITE)?;
+            rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontFork)?;
+        }
         Ok(segment)
     }
 
@@ -126,8 +158,27 @@ impl Segment {
     }
 }
 
+/// Whether a file is memory that no process can shrink, and that is not in huge pages. Calls nothing that blocks, whatever file it is: only
+/// memory has seals, and only memory is asked for its file system.
+fn is_segment(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS))
+        && rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
+}
+
+fn check_len(len: u64) -> io::Result<()> {
+    if len > MAX_LEN {
+        let why = format!("a segment of {len} bytes exceeds the limit of {MAX_LEN} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    Ok(())
+}
+
 impl Drop for Segment {
     fn drop(&mut self) {
+        // A forked child does not have the mapping.
+        if !self.creator.is_this_process() {
+            return;
+        }
         // SAFETY: the mapping is ours, and every reference into it holds an `Arc` of this segment.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
         debug_assert!(unmapped.is_ok());
@@ -314,6 +365,80 @@ mod tests {
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "memory::segment::tests::process_with_a_file_size_limit", "--nocapture"])
             .env(ROLE, "1")
+            .output()
+            .unwrap();
+        assert!(child.status.success(), "{}: {}", child.status, String::from_utf8_lossy(&child.stderr));
+    }
+
+    /// A memfd of this length that cannot be resized.
+    fn sealed(flags: MemfdFlags, len: u64) -> OwnedFd {
+        let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&fd, len).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SEALS).unwrap();
+        fd
+    }
+
+    #[test]
+    fn only_sealed_memory_of_ordinary_pages_is_taken_for_a_segment() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::OpenOptionsExt;
+        let huge_page = 2 << 20;
+        assert!(Segment::open(sealed(MemfdFlags::empty(), huge_page).into(), huge_page).is_ok());
+        let unsealed = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&unsealed, huge_page).unwrap();
+        let unwritable = sealed(MemfdFlags::empty(), huge_page);
+        let path = format!("/proc/self/fd/{}", unwritable.as_raw_fd());
+        let unwritable = std::fs::File::open(&path).unwrap();
+        let reference =
+            std::fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&path).unwrap();
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        let files: [(&str, OwnedFd); 7] = [
+            (
+                "memory in huge pages, of which the machine may have none",
+                sealed(MemfdFlags::HUGETLB, huge_page),
+            ),
+            ("memory that can be shortened", unsealed),
+            ("memory that cannot be written", unwritable.into()),
+            ("a reference to a file", reference.into()),
+            ("a file", file.into()),
+            ("a pipe", pipe),
+            ("memory of another length", sealed(MemfdFlags::empty(), huge_page / 2)),
+        ];
+        for (what, file) in files {
+            assert!(Segment::open(file.into(), huge_page).is_err(), "{what}");
+        }
+        let long = sealed(MemfdFlags::empty(), MAX_LEN * 2);
+        assert!(Segment::open(long.into(), MAX_LEN * 2).is_err(), "longer than the limit");
+    }
+
+    const LOCKED_ROLE: &str = "CROSSTIE_LOCKED_MEMORY";
+
+    /// Locks its memory when the next test starts it in a child process; does nothing in an ordinary run.
+    #[test]
+    fn process_that_locks_all_future_memory() {
+        if std::env::var_os(LOCKED_ROLE).is_none() {
+            return;
+        }
+        rustix::mm::mlockall(rustix::mm::MlockAllFlags::FUTURE).unwrap();
+        let shared_kib = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+        };
+        let before = shared_kib();
+        let segment = Segment::create(256 << 20).unwrap();
+        let taken = shared_kib() - before;
+        assert!(taken < 1024, "{taken} KiB of a segment that nobody has touched");
+        drop(segment);
+    }
+
+    #[test]
+    fn segment_of_a_process_that_locks_its_memory_takes_none_before_it_is_used() {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "memory::segment::tests::process_that_locks_all_future_memory", "--nocapture"])
+            .env(LOCKED_ROLE, "1")
             .output()
             .unwrap();
         assert!(child.status.success(), "{}: {}", child.status, String::from_utf8_lossy(&child.stderr));

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -102,7 +102,7 @@ impl HintReader {
     pub(super) fn open(path: &Path) -> Result<HintReader, SetupError> {
         let open = || -> io::Result<HintReader> {
             let file = File::options().read(true).write(true).open(path)?;
-            let segment = Arc::new(Segment::open(file.into(), LEN)?);
+            let segment = Arc::new(Segment::open(OwnedFd::from(file).into(), LEN)?);
             let words: Option<SharedRef<[AtomicU64; 2]>> = SharedRef::new(&segment, 0);
             let words = words.filter(|words| words[0].load(Relaxed) == MAGIC);
             words

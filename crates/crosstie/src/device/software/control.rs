@@ -5,13 +5,12 @@
 //! other process before they trust it or hand anything over: a device serves its own user only.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::process::Pid;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::local::socket::{self, Address, Peer};
+use crate::local::socket::{self, Address, ListeningSocket, Peer, Socket};
 
 /// Version of everything that two devices must agree on: these messages and the layout of the segment.
 pub(super) const VERSION: u32 = 4;
@@ -80,6 +79,8 @@ impl Reply {
     pub(super) const MALFORMED: u32 = 5;
     /// The process that sent HELLO does not listen under the name of its device.
     pub(super) const NOT_YOURS: u32 = 6;
+    /// The process that sent HELLO is in a PID namespace that the device's process does not see.
+    pub(super) const NOT_VISIBLE: u32 = 7;
 
     pub(super) fn new(status: u32, value: u64) -> Reply {
         Reply { status, version: VERSION, value }
@@ -91,12 +92,12 @@ fn address(gid: &[u8; 16]) -> io::Result<Address> {
 }
 
 /// Opens the socket on which the device with this name serves its peers. Non-blocking.
-pub(super) fn listen(gid: &[u8; 16]) -> io::Result<OwnedFd> {
+pub(super) fn listen(gid: &[u8; 16]) -> io::Result<ListeningSocket> {
     socket::listen(&address(gid)?)
 }
 
 /// Connects to the device with this name.
-pub(super) fn connect(gid: &[u8; 16]) -> io::Result<OwnedFd> {
+pub(super) fn connect(gid: &[u8; 16]) -> io::Result<Socket> {
     socket::connect(&address(gid)?, REPLY_TIMEOUT)
 }
 

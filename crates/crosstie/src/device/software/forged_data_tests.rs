@@ -2,7 +2,6 @@
 //! it cannot make the owner's process access memory that is not registered.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use super::layout::{
     RequestWord, short_epoch,
 };
 use crate::device::*;
-use crate::local::socket;
+use crate::local::socket::{self, ListeningSocket, Socket};
 use crate::memory::segment::{Segment, SharedSlice};
 
 const ROLE: &str = "CROSSTIE_FORGED_DATA";
@@ -23,9 +22,9 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A peer that does not follow the protocol: it writes to the segment that it has mapped.
 struct Attacker {
-    socket: OwnedFd,
+    socket: Socket,
     #[expect(dead_code, reason = "the device that it says it is")]
-    listener: OwnedFd,
+    listener: ListeningSocket,
     segment: Arc<Segment>,
     regions: SharedSlice<RegionEntry>,
 }
@@ -39,7 +38,7 @@ impl Attacker {
         let hello = Request { gid: own.to_be_bytes(), a: MAGIC, ..Request::new(Request::HELLO) };
         socket::send(&socket, hello.as_bytes(), &[], &[]).unwrap();
         let mut reply = Reply::new_zeroed();
-        let (_, mut files) = socket::receive(&socket, reply.as_mut_bytes(), &mut []).unwrap();
+        let (_, mut files) = socket::receive_with_files(&socket, reply.as_mut_bytes(), &mut []).unwrap();
         let segment = Arc::new(Segment::open(files.pop().unwrap(), reply.value).unwrap());
         let regions = SharedSlice::new(&segment, REGIONS_AT, RegionKey::INDICES as usize).unwrap();
         Attacker { socket, listener, segment, regions }

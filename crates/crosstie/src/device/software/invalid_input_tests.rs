@@ -2,6 +2,7 @@
 //! outside the segment.
 
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
@@ -147,7 +148,7 @@ fn invalid_messages_on_the_socket_do_not_affect_other_connections() {
             }
             let cut = random.next() as usize % (size_of::<Request>() + 1);
             let bytes = &request.as_bytes()[..if cut.is_multiple_of(3) { cut } else { size_of::<Request>() }];
-            let mut file = std::fs::File::from(socket.try_clone().unwrap());
+            let mut file = std::fs::File::from(socket.as_fd().try_clone_to_owned().unwrap());
             if file.write_all(bytes).is_err() {
                 break;
             }
@@ -176,7 +177,7 @@ fn proxied_write_does_not_land_after_deregistration() {
     let mut exchange = |request: &Request, payload: &[u8], wait: &mut dyn FnMut()| {
         crate::local::socket::send(&socket, request.as_bytes(), payload, &[]).unwrap();
         wait();
-        crate::local::socket::receive(&socket, reply.as_mut_bytes(), &mut []).unwrap();
+        crate::local::socket::receive_with_files(&socket, reply.as_mut_bytes(), &mut []).unwrap();
         reply.status
     };
     assert_eq!(exchange(&hello, &[], &mut || ()), control::Reply::OK);

@@ -1,7 +1,7 @@
 //! The link to a peer device: its segment, mapped into this process, and a socket to its service thread.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use super::region_keys::pointer;
 use super::state::local_regions;
 use crate::device::clock::ticks;
 use crate::device::{DeviceError, Status};
-use crate::local::socket::{self, Peer};
+use crate::local::socket::{self, Peer, Socket};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 
 /// The link to a peer device. Lasts until the peer is gone or this device is closed.
@@ -47,13 +47,11 @@ pub(super) struct Link {
     /// The lines at the peer that are ours to write, see `peer_lines.rs`.
     pub(super) lines: Arc<Segment>,
     pub(super) qps: SharedSlice<QpBlock>,
-    socket: Mutex<Socket>,
     /// A duplicate of the socket for epoll.
     watch_fd: OwnedFd,
+    // Last: its end tells the peer that we have unmapped its segment.
+    socket: Mutex<Socket>,
 }
-
-#[derive(Debug)]
-struct Socket(OwnedFd);
 
 /// How long a process is taken to be alive after it was seen alive, in [`ticks`]: 0.4 to 2 ms. The kernel gives an id to another process
 /// only after it has gone through all other ids, of which there are at least 32,768: that takes far longer. A system call for each copy
@@ -126,7 +124,8 @@ impl Link {
         let hello = Request { gid: from, a: MAGIC, ..Request::new(Request::HELLO) };
         socket::send(&socket, hello.as_bytes(), &[], &[]).map_err(early)?;
         let mut reply = Reply::new_zeroed();
-        let (_, mut files) = socket::receive(&socket, reply.as_mut_bytes(), &mut []).map_err(early)?;
+        let (_, mut files) =
+            socket::receive_with_files(&socket, reply.as_mut_bytes(), &mut []).map_err(early)?;
         match (reply.status, files.pop()) {
             (Reply::OK, Some(file)) => {
                 let segment = Arc::new(Segment::open(file, reply.value).map_err(&unreachable)?);
@@ -136,7 +135,7 @@ impl Link {
                     return Err(invalid());
                 }
                 let lines = request_lines(&socket).map_err(&unreachable)?;
-                let watch_fd = socket.try_clone().map_err(&unreachable)?;
+                let watch_fd = socket.as_fd().try_clone_to_owned().map_err(&unreachable)?;
                 // Peers can write the table in the segment. What it says about memory of this process is not used.
                 let regions = if peer.is_this_process() {
                     local_regions(&to)
@@ -154,8 +153,8 @@ impl Link {
                     seen_alive: AtomicU64::new(ticks().wrapping_sub(LIVENESS_VALID)),
                     dead: AtomicBool::new(false),
                     use_proxy: AtomicBool::new(false),
-                    socket: Mutex::new(Socket(socket)),
                     watch_fd,
+                    socket: Mutex::new(socket),
                 })
             }
             (Reply::EXHAUSTED, _) => Err(refused("it has as many peers as it can have".into())),
@@ -164,6 +163,9 @@ impl Link {
                 reply.version,
                 control::VERSION
             ))),
+            (Reply::NOT_VISIBLE, _) => Err(refused(
+                "our process is not visible to it; it runs in another PID namespace (container)".into(),
+            )),
             (Reply::NOT_YOURS, _) => Err(refused(
                 "it found another process, or none, under the name of our device; this process was forked after it opened the device, or the two run in different network namespaces (containers)".into(),
             )),
@@ -173,7 +175,7 @@ impl Link {
 
     /// For epoll: readable when a reply arrives and when the peer closes the connection.
     pub(super) fn watch_fd(&self) -> BorrowedFd<'_> {
-        std::os::fd::AsFd::as_fd(&self.watch_fd)
+        self.watch_fd.as_fd()
     }
 
     pub(super) fn is_dead(&self) -> bool {
@@ -209,7 +211,7 @@ impl Link {
     /// anyway.
     pub(super) fn send_notice(&self, request: &Request) {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        if socket::send(&socket.0, request.as_bytes(), &[], &[]).is_err() {
+        if socket::send(&*socket, request.as_bytes(), &[], &[]).is_err() {
             self.mark_dead();
         }
     }
@@ -359,10 +361,10 @@ impl Link {
     fn call(&self, request: &Request, payload: &[u8], response: &mut [u8]) -> io::Result<Reply> {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reply = Reply::new_zeroed();
-        let received = socket::send(&socket.0, request.as_bytes(), payload, &[])
-            .and_then(|()| socket::receive(&socket.0, reply.as_mut_bytes(), response));
+        let received = socket::send(&*socket, request.as_bytes(), payload, &[])
+            .and_then(|()| socket::receive(&*socket, reply.as_mut_bytes(), response));
         match received {
-            Ok((len, _)) if reply.status != Reply::OK || len == response.len() => Ok(reply),
+            Ok(len) if reply.status != Reply::OK || len == response.len() => Ok(reply),
             Ok(_) => Err(io::Error::from(io::ErrorKind::InvalidData)),
             Err(e) => {
                 // A late reply would be taken for the reply to a later request, so the link cannot be used any more.
@@ -374,10 +376,10 @@ impl Link {
 }
 
 /// Asks the peer for the segment with our peer lines.
-fn request_lines(socket: &OwnedFd) -> io::Result<Arc<Segment>> {
+fn request_lines(socket: &Socket) -> io::Result<Arc<Segment>> {
     let mut reply = Reply::new_zeroed();
     socket::send(socket, Request::new(Request::PEER_LINES).as_bytes(), &[], &[])?;
-    let (_, mut files) = socket::receive(socket, reply.as_mut_bytes(), &mut [])?;
+    let (_, mut files) = socket::receive_with_files(socket, reply.as_mut_bytes(), &mut [])?;
     match (reply.status, files.pop()) {
         (Reply::OK, Some(file)) => Ok(Arc::new(Segment::open(file, PEER_LINES_LEN)?)),
         _ => Err(io::Error::other(

@@ -6,8 +6,9 @@
 //!
 //! **Limits.** A connection of another user is closed when it is accepted. A peer has [a second](AwaitingHello) to send its
 //! HELLO, and at most [`MAX_AWAITING_HELLO`] may be waiting for theirs. [`MAX_PEERS`] peers may be connected, and
-//! [`MAX_PEERS_PER_PROCESS`] of one other process. The process that says HELLO for a device must be the one that listens
-//! under the device's name: another one would get the peer lines of that device.
+//! [`MAX_PEERS_PER_PROCESS`] of one other process; fewer, if this process may open few files ([`most_peers`]). The process that says
+//! HELLO for a device must be the one that listens under the device's name: another one would get the peer lines of that device. So it
+//! must be visible here. A peer that sends files, which nobody asks for, is cut off.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll};
-use rustix::process::Pid;
+use rustix::process::{Pid, Resource, getrlimit};
 use rustix::time::Timespec;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -32,18 +33,27 @@ use super::region_keys;
 use super::state::{DeviceShared, locked};
 use crate::device::{Access, Event, Opcode, QpState, Status};
 use crate::local::awaiting_hello::{self, AwaitingHello, MAX_AWAITING_HELLO};
-use crate::local::socket::{self, Peer};
+use crate::local::socket::{self, ListeningSocket, Peer, Socket};
 use crate::memory::copy::copy;
 use crate::ring::reservation;
 
 /// Limit on connections from peers that have sent their HELLO; a peer device has one.
 const MAX_PEERS: usize = 4096;
-/// The same, for the devices of one other process: it cannot use up our descriptors.
+/// The same, for the devices of one other process.
 const MAX_PEERS_PER_PROCESS: usize = 128;
+/// Files that a connected peer keeps open here: its socket, its pidfd, and the segment with its peer lines.
+const FILES_PER_PEER: u64 = 3;
 /// How soon pending cleanup is tried again; the time doubles with every attempt, up to [`MAX_RECHECK`].
 const FIRST_RECHECK: Duration = Duration::from_millis(1);
 /// How long accepting pauses when there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// How many peers, and how many of one other process, may be connected: all peers take at most three quarters of the files that this
+/// process may open (`files`), and those of one process an eighth.
+pub(super) fn most_peers(files: u64) -> (usize, usize) {
+    let most = |share: u64, limit: usize| limit.min(usize::try_from(share / FILES_PER_PEER).unwrap_or(limit));
+    (most(files / 4 * 3, MAX_PEERS), most(files / 8, MAX_PEERS_PER_PROCESS))
+}
 
 /// How the rest of the device reaches the service thread.
 #[derive(Debug)]
@@ -79,7 +89,7 @@ const LINK_PROCESS: u64 = 3;
 
 impl ServiceHandle {
     /// The handle, and the socket on which the thread will accept peers.
-    pub(super) fn open(gid: &[u8; 16]) -> io::Result<(ServiceHandle, OwnedFd)> {
+    pub(super) fn open(gid: &[u8; 16]) -> io::Result<(ServiceHandle, ListeningSocket)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let listener = control::listen(gid)?;
@@ -127,9 +137,11 @@ fn add(epoll: &OwnedFd, source: impl AsFd, token: u64) -> io::Result<()> {
 
 /// A peer that connected to this device.
 struct InboundPeer {
-    socket: OwnedFd,
-    /// Its process; `None` if that is this process, or not visible.
+    socket: Socket,
+    /// Its process; `None` if that is this process.
     pid: Option<Pid>,
+    /// Neither is known for a process in a PID namespace that we do not see. It gets nothing.
+    is_visible: bool,
     /// The pidfd of its process; `None` if that is this process.
     process: Option<OwnedFd>,
     /// Known after its HELLO.
@@ -147,7 +159,7 @@ enum PendingCleanup {
 }
 
 /// Runs the service thread until the device is closed.
-pub(super) fn run(device: &Arc<DeviceShared>, listener: OwnedFd) {
+pub(super) fn run(device: &Arc<DeviceShared>, listener: ListeningSocket) {
     let mut service = Service {
         device: device.clone(),
         listener,
@@ -189,7 +201,7 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: OwnedFd) {
 
 struct Service {
     device: Arc<DeviceShared>,
-    listener: OwnedFd,
+    listener: ListeningSocket,
     /// By the id in their epoll tokens.
     peers: HashMap<u64, InboundPeer>,
     /// Those of `peers` that have not sent their HELLO yet.
@@ -260,7 +272,7 @@ impl Service {
     }
 
     /// Adds a peer that has just connected. It is disconnected if it cannot be watched.
-    fn add_peer(&mut self, socket: OwnedFd, peer: Peer) {
+    fn add_peer(&mut self, socket: Socket, peer: Peer) {
         let Ok(process) = peer.process() else { return };
         let id = self.device.service.next_id.fetch_add(1, Relaxed);
         let epoll = &self.device.service.epoll;
@@ -270,7 +282,9 @@ impl Service {
         });
         if watched.is_ok() {
             let pid = peer.pid.filter(|_| !peer.is_this_process());
-            self.peers.insert(id, InboundPeer { socket, pid, process, gid: None, is_cut_off: false });
+            let is_visible = peer.pid.is_some();
+            let peer = InboundPeer { socket, pid, is_visible, process, gid: None, is_cut_off: false };
+            self.peers.insert(id, peer);
             if let Some(oldest) = self.awaiting_hello.add(id, Instant::now()) {
                 self.remove_peer(oldest);
             }
@@ -286,7 +300,7 @@ impl Service {
             return self.remove_peer(id);
         }
         let len = match socket::receive(&peer.socket, request.as_mut_bytes(), &mut self.payload) {
-            Ok((len, _)) => len,
+            Ok(len) => len,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
             // The peer closed this connection. It may have another one: two of its threads that connect at the same time
             // open one each, and close one again.
@@ -342,13 +356,20 @@ impl Service {
     /// Returns the reply, and whether the peer stays connected.
     fn handle_hello(&mut self, id: u64, hello: &Request) -> (Option<Reply>, bool) {
         let (peers, awaiting) = (self.peers.len(), self.awaiting_hello.len());
-        let Some(pid) = self.peers.get(&id).map(|peer| peer.pid) else { return (None, false) };
+        let Some(InboundPeer { pid, is_visible, .. }) = self.peers.get(&id) else { return (None, false) };
+        let (pid, is_visible) = (*pid, *is_visible);
         let of_process = |peer: &&InboundPeer| peer.pid == pid && peer.gid.is_some();
         let of_process = pid.map_or(0, |_| self.peers.values().filter(of_process).count());
         if hello.version != control::VERSION || hello.a != MAGIC {
             return (Some(Reply::new(Reply::OTHER_VERSION, 0)), false);
         }
-        if peers - awaiting >= MAX_PEERS || of_process >= MAX_PEERS_PER_PROCESS {
+        if !is_visible {
+            return (Some(Reply::new(Reply::NOT_VISIBLE, 0)), false);
+        }
+        // The limit may change while the device is open.
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let (most, most_of_process) = most_peers(files);
+        if peers - awaiting >= most || of_process >= most_of_process {
             return (Some(Reply::new(Reply::EXHAUSTED, 0)), false);
         }
         match pid.map_or(Ok(true), |pid| control::is_device_of(&hello.gid, pid)) {
@@ -469,7 +490,9 @@ impl Service {
     fn remove_peer(&mut self, id: u64) {
         let Some(peer) = self.peers.remove(&id) else { return };
         self.awaiting_hello.remove(id);
-        for source in [Some(&peer.socket), peer.process.as_ref()].into_iter().flatten() {
+        for source in
+            [Some(peer.socket.as_fd()), peer.process.as_ref().map(AsFd::as_fd)].into_iter().flatten()
+        {
             // A failure is harmless: closing the descriptors, which follows, removes them from epoll too.
             epoll::delete(&self.device.service.epoll, source).ok();
         }

@@ -1,6 +1,7 @@
 //! The service thread and its peers: it waits for none of them, and nothing of theirs is without limit.
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::control::{self, MAX_PAYLOAD, Request};
 use super::layout::MAGIC;
 use super::link::Link;
+use super::service::most_peers;
 use crate::device::*;
 use crate::local::socket;
 
@@ -97,7 +99,7 @@ fn peer_that_never_reads_its_replies_is_disconnected() {
     let hello = Request { gid: [9; 16], a: MAGIC, ..Request::new(Request::HELLO) };
     socket::send(&greedy, hello.as_bytes(), &[], &[]).unwrap();
     let read = Request { key, addr, a: MAX_PAYLOAD as u64, ..Request::new(Request::READ) };
-    let watched = greedy.try_clone().unwrap();
+    let watched = greedy.as_fd().try_clone_to_owned().unwrap();
     // Far more than the socket can hold.
     std::thread::spawn(move || {
         while socket::send(&greedy, read.as_bytes(), &[], &[]).is_ok() {}
@@ -147,6 +149,35 @@ fn deferred_request_fails_if_the_progress_thread_cannot_be_started() {
     assert_eq!(ended, (expected, QpState::Error));
 }
 
+#[test]
+fn peers_leave_descriptors_for_the_program() {
+    assert_eq!(most_peers(1024), (256, 42));
+    assert_eq!(most_peers(1 << 20), (4096, 128));
+    assert_eq!(most_peers(u64::MAX), (4096, 128));
+}
+
+#[test]
+fn peer_that_sends_files_is_cut_off_and_holds_up_nobody() {
+    let device = open();
+    let blocking = socket::blocking_files::new(2);
+    let hostile = control::connect(&device.address().gid).unwrap();
+    let hello = Request { gid: [8; 16], a: MAGIC, ..Request::new(Request::HELLO) };
+    let sent = socket::send(&hostile, hello.as_bytes(), &[], &[blocking.file.as_fd()]);
+    drop(blocking);
+    let begun = Instant::now();
+    let other = open();
+    rc(&other).connect(&rc(&device).address(), &ConnectConfig::default()).unwrap();
+    match sent {
+        // Linux 6.16 refuses the file.
+        Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::PermissionDenied),
+        Ok(()) => {
+            assert!(socket::receive(&hostile, &mut [0; 16], &mut []).is_err(), "the hello was answered")
+        }
+    }
+    drop(device);
+    assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
+}
+
 const ROLE: &str = "CROSSTIE_IDLE_DEVICE";
 
 /// Opens a device and waits, when the next test starts it in a child process; does nothing in an ordinary run.
@@ -192,4 +223,30 @@ fn process_that_has_the_id_of_a_dead_peer_is_not_accessed() {
         assert_eq!(outcome, Err(Status::RetryExceeded));
         assert_eq!((victim.load(SeqCst), &bytes), (7, b"for peer"), "another process was accessed");
     }
+}
+
+/// A device in a PID namespace of its own sees no process outside, and cannot tell whether one is the device that it says it is.
+#[test]
+fn peer_that_is_not_visible_is_refused() {
+    if std::env::var_os(ROLE).is_some() {
+        return;
+    }
+    let mut child = std::process::Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "device::software::service_tests::idle_device_process", "--nocapture"])
+        .env(ROLE, "1")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("this test needs `unshare` of util-linux");
+    let mut gid = [0; 16];
+    child.stderr.as_mut().unwrap().read_exact(&mut gid).expect("this test needs root: run it with sudo");
+    let own = [6; 16];
+    let _listener = control::listen(&own).unwrap();
+    let refused = Link::connect(own, gid).unwrap_err();
+    assert!(refused.to_string().contains("not visible"), "{refused}");
+    drop(child.stdin.take());
+    child.wait().unwrap();
 }

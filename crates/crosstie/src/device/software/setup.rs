@@ -13,7 +13,7 @@ use super::region_keys;
 use super::service::{self, ServiceHandle};
 use super::state::{Allocation, DeviceShared, Region, locked, os};
 use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceCounters, DeviceError, Event};
-use crate::memory::segment::Segment;
+use crate::memory::segment::{self, Segment};
 use crate::ring::fence;
 
 /// Sizes of a software device.
@@ -21,7 +21,7 @@ use crate::ring::fence;
 pub struct Config {
     /// Address space for the device's memory: the queues, and the regions that
     /// [`Pd::allocate`](crate::device::Pd::allocate) returns. Every peer maps the same amount. Physical memory is used only
-    /// for pages that are touched. If the process has a limit on address space (`ulimit -v`), at most a sixteenth of it is used.
+    /// for pages that are touched. At most 1 TiB. If the process has a limit on address space (`ulimit -v`), at most a sixteenth of it is used.
     pub space: u64,
 }
 
@@ -58,6 +58,13 @@ impl Device {
         rustix::rand::getrandom(&mut gid, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| os("drawing the device's random name")(e.into()))?;
 
+        if config.space > segment::MAX_LEN {
+            return Err(DeviceError::Limit {
+                what: "bytes of address space",
+                asked: config.space,
+                limit: segment::MAX_LEN,
+            });
+        }
         let limit = getrlimit(Resource::As).current.map_or(u64::MAX, |bytes| bytes / SHARE_OF_LIMIT);
         let mut space = config.space.min(limit).max(MIN_SPACE).next_multiple_of(4096);
         let segment = loop {

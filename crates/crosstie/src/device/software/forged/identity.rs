@@ -1,29 +1,27 @@
 //! Processes that say HELLO in the name of a device that is not theirs, or for very many devices.
 
-use std::os::fd::OwnedFd;
-
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::super::control::{self, Reply, Request};
 use super::super::layout::MAGIC;
 use super::{Attacker, ROLE, TIMEOUT, Victim, encode};
 use crate::device::*;
-use crate::local::socket;
+use crate::local::socket::{self, ListeningSocket, Socket};
 
 /// A connection that has said HELLO, and the name under which it listens.
 #[expect(dead_code, reason = "the sockets stay open")]
 pub(super) struct Held {
-    socket: OwnedFd,
-    listener: OwnedFd,
+    socket: Socket,
+    listener: ListeningSocket,
     pub(super) status: u32,
 }
 
-fn hello(to: &[u8; 16], name: &[u8; 16]) -> (OwnedFd, u32) {
+fn hello(to: &[u8; 16], name: &[u8; 16]) -> (Socket, u32) {
     let socket = control::connect(to).unwrap();
     let hello = Request { gid: *name, a: MAGIC, ..Request::new(Request::HELLO) };
     socket::send(&socket, hello.as_bytes(), &[], &[]).unwrap();
     let mut reply = Reply::new_zeroed();
-    socket::receive(&socket, reply.as_mut_bytes(), &mut []).unwrap();
+    socket::receive_with_files(&socket, reply.as_mut_bytes(), &mut []).unwrap();
     (socket, reply.status)
 }
 
