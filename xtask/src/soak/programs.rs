@@ -12,7 +12,7 @@ use crate::process::{self, Outcome};
 use crate::workspace;
 
 /// How long the build may take.
-const BUILD_TIMEOUT: Duration = Duration::from_secs(1800);
+const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Test programs without libtest that take a part of a test's name.
 const HAS_OWN_MAIN: &[&str] = &["conformance", "copyrpc", "endpoint_peers", "plugin", "stopped_peers"];
 
@@ -67,8 +67,12 @@ impl Programs {
             messages.extend(serde_json::from_str::<Value>(line).ok());
             false
         })?;
-        if outcome != (Outcome::Exited { success: true }) {
-            return Err(unexpected("it failed"));
+        match outcome {
+            Outcome::Exited { success: true } => {}
+            Outcome::Exited { success: false } => return Err(unexpected("it failed")),
+            Outcome::TimedOut => {
+                return Err(unexpected(&format!("it did not end within {} s", BUILD_TIMEOUT.as_secs())));
+            }
         }
         let crosstie = messages.iter().find_map(|message| executable(message, "bin", "crosstie"));
         let crosstie = crosstie.ok_or_else(|| unexpected("it built no program crosstie"))?;

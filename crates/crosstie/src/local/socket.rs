@@ -425,22 +425,27 @@ pub(crate) mod blocking_files {
 
     use super::*;
 
-    /// A TCP socket with bytes that nobody reads, and what keeps them from being read.
+    /// The last `close` of a blocking file takes at least this long, if its reader lives.
+    const LINGER: Duration = Duration::from_secs(120);
+    /// What takes longer than this has waited for such a `close`.
+    pub(crate) const MAX_ELAPSED: Duration = Duration::from_secs(60);
+
+    /// A TCP socket with bytes that nobody reads.
     pub(crate) struct BlockingFile {
         pub(crate) file: TcpStream,
-        _peer: (TcpStream, TcpListener),
+        /// The other end. When it is dropped, `close` ends.
+        pub(crate) reader: (TcpStream, TcpListener),
     }
 
-    /// A file whose last `close` takes this long.
-    pub(crate) fn new(seconds: i32) -> BlockingFile {
+    pub(crate) fn new() -> BlockingFile {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut file = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (peer, _) = listener.accept().unwrap();
         file.set_nonblocking(true).unwrap();
         while file.write(&[0; 65536]).is_ok() {}
         file.set_nonblocking(false).unwrap();
-        sockopt::set_socket_linger(&file, Some(Duration::from_secs(seconds as u64))).unwrap();
-        BlockingFile { file, _peer: (peer, listener) }
+        sockopt::set_socket_linger(&file, Some(LINGER)).unwrap();
+        BlockingFile { file, reader: (peer, listener) }
     }
 }
 
@@ -507,10 +512,10 @@ mod tests {
         (a.into(), b.into())
     }
 
-    /// Their `close` takes seconds, and all of it is done by another thread.
+    /// Their `close` takes minutes, and all of it is done by another thread.
     #[test]
     fn files_of_a_peer_whose_close_blocks_hold_up_nobody() {
-        let [asked, unasked, left, behind] = [(); 4].map(|()| blocking_files::new(2));
+        let [asked, unasked, left, behind] = [(); 4].map(|()| blocking_files::new());
         let (a, b) = pair();
         send(&a, b"head", b"", &[asked.file.as_fd()]).unwrap();
         // More than a message of ours has.
@@ -532,7 +537,7 @@ mod tests {
         let refused = receive(&b, &mut header, &mut []).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
         drop((b, d));
-        assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < blocking_files::MAX_ELAPSED, "it took {:?}", begun.elapsed());
         drop((a, c));
     }
 
