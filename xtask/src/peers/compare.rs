@@ -281,6 +281,8 @@ pub(super) struct Row {
     unit: &'static str,
     ours: f64,
     theirs: f64,
+    /// Processor time for each operation: ours and theirs. Only where operations per second are compared.
+    cpu_ns: Option<[f64; 2]>,
     goal: Option<Goal>,
 }
 
@@ -289,13 +291,20 @@ impl Row {
         let Comparison {
             what, ours: (our_name, our_metric), theirs: (their_names, their_metric), goal, ..
         } = *comparison;
-        let theirs = their_names.iter().filter_map(|name| their_metric.value(medians.get(name)?));
-        let best = if matches!(our_metric, Metric::Rate | Metric::Bytes) { f64::max } else { f64::min };
+        let is_rate = matches!(our_metric, Metric::Rate | Metric::Bytes);
+        let ours = medians.get(our_name)?;
+        let theirs = their_names
+            .iter()
+            .filter_map(|name| Some((their_metric.value(medians.get(name)?)?, *medians.get(name)?)));
+        // The best: the highest rate, or the shortest time.
+        let (value, theirs) =
+            theirs.reduce(|one, other| if (one.0 > other.0) == is_rate { one } else { other })?;
         Some(Row {
             what,
             unit: our_metric.unit(),
-            ours: our_metric.value(medians.get(our_name)?)?,
-            theirs: theirs.reduce(best)?,
+            ours: our_metric.value(ours)?,
+            theirs: value,
+            cpu_ns: ours.cpu_ns.zip(theirs.cpu_ns).filter(|_| is_rate).map(|(ours, theirs)| [ours, theirs]),
             goal,
         })
     }
@@ -355,6 +364,7 @@ fn rows_of(found: &Value) -> Vec<(&'static Comparison, Option<Row>)> {
             per_second: figures["per_s"].as_f64()?,
             p50_ns: figures["p50_ns"].as_f64()?,
             cache_line_ns: figures["limit_ns"].as_f64(),
+            cpu_ns: figures["cpu_ns"].as_f64(),
         })
     };
     let medians: BTreeMap<&str, Figures> = MEASUREMENTS
@@ -377,10 +387,10 @@ pub(crate) fn comparison_table(found: &Value) -> String {
     let versions =
         if versions.is_empty() { "versions: not measured yet".to_owned() } else { versions.join(", ") };
     let mut text = format!(
-        "| what ({versions}) | Crosstie | the other | Crosstie / other | CPU time per operation |\n| --- | --- | --- | --- | --- |\n"
+        "| what ({versions}) | Crosstie | the other | Crosstie / other | CPU time per operation: Crosstie; the other |\n| --- | --- | --- | --- | --- |\n"
     );
     for (comparison, row) in rows_of(found) {
-        let cells = match row {
+        let cells = match &row {
             Some(row) => format!(
                 "{} {} | {} {} | {:.2}",
                 figure(row.ours),
@@ -391,7 +401,12 @@ pub(crate) fn comparison_table(found: &Value) -> String {
             ),
             None => "not measured yet | not measured yet | -".into(),
         };
-        text += &format!("| {} | {cells} | not measured yet |\n", comparison.what);
+        let cpu = match row.and_then(|row| row.cpu_ns) {
+            Some([ours, theirs]) => format!("{} ns; {} ns", figure(ours), figure(theirs)),
+            None if matches!(comparison.ours.1, Metric::Rate | Metric::Bytes) => "not measured yet".into(),
+            None => "-".into(),
+        };
+        text += &format!("| {} | {cells} | {cpu} |\n", comparison.what);
     }
     text
 }
@@ -415,8 +430,9 @@ pub(super) fn to_json(
     let measured: serde_json::Map<String, Value> = medians
         .iter()
         .map(|(name, figures)| {
-            let Figures { per_second, p50_ns, cache_line_ns } = figures;
-            let figures = json!({ "per_s": per_second, "p50_ns": p50_ns, "limit_ns": cache_line_ns });
+            let Figures { per_second, p50_ns, cache_line_ns, cpu_ns } = figures;
+            let figures =
+                json!({ "per_s": per_second, "p50_ns": p50_ns, "limit_ns": cache_line_ns, "cpu_ns": cpu_ns });
             ((*name).to_owned(), figures)
         })
         .collect();
@@ -429,6 +445,7 @@ pub(super) fn to_json(
                 "ours": row.ours,
                 "theirs": row.theirs,
                 "ratio": row.ratio(),
+                "cpu_ns": row.cpu_ns,
                 "goal": row.goal.map(Goal::text),
                 "met": row.goal.map(|goal| goal.is_met(row.ratio())),
             })
@@ -455,6 +472,7 @@ mod tests {
             per_second: value as f64,
             p50_ns: value as f64,
             cache_line_ns: Some(1.0),
+            cpu_ns: Some(value as f64),
         };
         let medians: BTreeMap<&str, Figures> =
             MEASUREMENTS.iter().enumerate().map(|(index, (name, _))| (*name, figures(index + 1))).collect();

@@ -51,6 +51,11 @@ impl Iceoryx2 {
         if number("errors")? > 0.0 {
             return Err(unexpected("wrong responses".into()));
         }
-        Ok(Figures { per_second: number("ops_per_s")?, p50_ns: number("p50_ns")?, cache_line_ns: None })
+        Ok(Figures {
+            per_second: number("ops_per_s")?,
+            p50_ns: number("p50_ns")?,
+            cache_line_ns: None,
+            cpu_ns: None,
+        })
     }
 }

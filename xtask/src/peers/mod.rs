@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -100,6 +100,8 @@ struct Figures {
     p50_ns: f64,
     /// The round trip of one cache line, where it is known.
     cache_line_ns: Option<f64>,
+    /// Processor time of all processes for each operation.
+    cpu_ns: Option<f64>,
 }
 
 /// What to measure.
@@ -215,7 +217,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
                 continue;
             }
             eprintln!("xtask: round {round} of {}: {name}", options.rounds);
-            if let Some(figures) = peers.measure(measurement, options.seconds, &mut cores)? {
+            if let Some(figures) = peers.measure_with_cpu(measurement, options.seconds, &mut cores)? {
                 found.entry(name).or_default().push(figures);
             }
         }
@@ -285,6 +287,27 @@ impl Peers {
         }
     }
 
+    /// Runs a measurement, and once more for twice as long. What the second run takes beyond the first one, it takes while it measures:
+    /// what programs do at their start and end does not count. A benchmark of Crosstie spends a part of this time on plain code, whose
+    /// threads are as busy as ours.
+    fn measure_with_cpu(
+        &self,
+        measurement: &Measurement,
+        seconds: f64,
+        cores: &mut Cores,
+    ) -> Result<Option<Figures>, Error> {
+        let mut timed = |seconds| {
+            let (began, cpu) = (Instant::now(), cpu_seconds());
+            let figures = self.measure(measurement, seconds, cores)?;
+            Ok::<_, Error>((figures, began.elapsed().as_secs_f64(), cpu_seconds() - cpu))
+        };
+        let (Some(figures), time, cpu) = timed(seconds)? else { return Ok(None) };
+        let (_, longer_time, longer_cpu) = timed(2.0 * seconds)?;
+        let busy_cores = (longer_cpu - cpu) / (longer_time - time);
+        let cpu_ns = (busy_cores > 0.0).then(|| 1e9 * busy_cores / figures.per_second);
+        Ok(Some(Figures { cpu_ns, ..figures }))
+    }
+
     fn versions(&self) -> Versions {
         let Peers { ucx, iceoryx2, redis, memcached, openmpi, mpich } = self;
         let all = [
@@ -301,6 +324,25 @@ impl Peers {
 
 /// The names of the systems and their versions.
 type Versions = Vec<(&'static str, String)>;
+
+/// Processor time in seconds of this process and of those that it has started: those that have ended, and those that run.
+fn cpu_seconds() -> f64 {
+    /// `USER_HZ`, which is the same on every Linux.
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let this = std::process::id();
+    let ticks = |stat: String| -> Option<u64> {
+        // The name of the program is in parentheses and may contain spaces.
+        let (before, after) = stat.rsplit_once(") ")?;
+        let fields: Vec<u64> = after.split(' ').skip(1).map(|field| field.parse().unwrap_or(0)).collect();
+        let is_ours = before.split(' ').next()?.parse() == Ok(this) || fields.first() == Some(&this.into());
+        // utime, stime, cutime, cstime
+        is_ours.then(|| fields.iter().skip(10).take(4).sum())
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    // A process that has ended meanwhile has no file.
+    let stats = processes.filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
+    stats.filter_map(ticks).sum::<u64>() as f64 / TICKS_PER_SECOND
+}
 
 /// Runs `crosstie bench`. Sets `cores` to the cores that it used, so that the other systems use the same.
 fn measure_crosstie(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Result<Figures, Error> {
@@ -377,6 +419,7 @@ fn parse_figures(found: &Value) -> Option<Figures> {
         per_second: found["ops_per_s"].as_f64()?,
         p50_ns: found["p50_ns"].as_f64()?,
         cache_line_ns: found["limit_ns"].as_f64(),
+        cpu_ns: None,
     })
 }
 
@@ -391,6 +434,7 @@ fn medians_of(all: &[Figures]) -> Option<Figures> {
         per_second: median(all.iter().map(|figures| figures.per_second).collect())?,
         p50_ns: median(all.iter().map(|figures| figures.p50_ns).collect())?,
         cache_line_ns: median(all.iter().filter_map(|figures| figures.cache_line_ns).collect()),
+        cpu_ns: median(all.iter().filter_map(|figures| figures.cpu_ns).collect()),
     })
 }
 
@@ -399,6 +443,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn processor_time_of_children_counts() {
+        let before = cpu_seconds();
+        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let limit = Instant::now() + TIMEOUT;
+        while cpu_seconds() < before + 0.05 {
+            assert!(Instant::now() < limit, "a running child takes no time");
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(cpu_seconds() >= before + 0.05, "the time of a child that has ended is kept");
+    }
 
     #[test]
     fn allowed_cores_are_found() {
@@ -411,7 +469,7 @@ mod tests {
         let found = json!({ "ops_per_s": 3.0, "p50_ns": 7, "limit_ns": 2.5 });
         assert_eq!(parse_figures(&found).map(|figures| figures.cache_line_ns), Some(Some(2.5)));
         assert!(parse_figures(&json!({ "ops_per_s": 3.0 })).is_none());
-        let of = |per_second| Figures { per_second, p50_ns: -per_second, cache_line_ns: None };
+        let of = |per_second| Figures { per_second, p50_ns: -per_second, cache_line_ns: None, cpu_ns: None };
         let medians = medians_of(&[of(3.0), of(1.0), of(2.0)]).expect("a median");
         assert_eq!((medians.per_second, medians.p50_ns, medians.cache_line_ns), (2.0, -2.0, None));
         assert_eq!(medians_of(&[of(1.0), of(2.0)]).map(|figures| figures.per_second), Some(1.5));

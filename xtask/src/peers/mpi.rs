@@ -91,6 +91,7 @@ impl Mpi {
             per_second: number("messages_per_s")?,
             p50_ns: number("barrier_p50_ns")?,
             cache_line_ns: None,
+            cpu_ns: None,
         })
     }
 }

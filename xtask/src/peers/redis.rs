@@ -72,6 +72,7 @@ fn mix_figures(one: Figures, other: Figures) -> Figures {
         per_second: 2.0 / (1.0 / one.per_second + 1.0 / other.per_second),
         p50_ns: f64::midpoint(one.p50_ns, other.p50_ns),
         cache_line_ns: None,
+        cpu_ns: None,
     }
 }
 
@@ -87,7 +88,7 @@ fn parse_figures(text: &str) -> Option<Figures> {
         values.get(at)?.parse().ok().filter(|number: &f64| number.is_finite())
     };
     let per_second = number("rps").filter(|rate| *rate > 0.0)?;
-    Some(Figures { per_second, p50_ns: 1e6 * number("p50_latency_ms")?, cache_line_ns: None })
+    Some(Figures { per_second, p50_ns: 1e6 * number("p50_latency_ms")?, cache_line_ns: None, cpu_ns: None })
 }
 
 #[cfg(test)]
@@ -107,7 +108,8 @@ mod tests {
 
     #[test]
     fn mix_takes_the_time_of_both_halves() {
-        let of = |per_second| Figures { per_second, p50_ns: 1e9 / per_second, cache_line_ns: None };
+        let of =
+            |per_second| Figures { per_second, p50_ns: 1e9 / per_second, cache_line_ns: None, cpu_ns: None };
         let mixed = mix_figures(of(100.0), of(300.0));
         assert!((mixed.per_second - 150.0).abs() < 1e-9, "{mixed:?}");
     }

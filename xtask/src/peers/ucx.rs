@@ -79,7 +79,12 @@ impl Ucx {
         if number("errors")? > 0.0 {
             return Err(unexpected("wrong replies".into()));
         }
-        Ok(Figures { per_second: number("ops_per_s")?, p50_ns: number("p50_ns")?, cache_line_ns: None })
+        Ok(Figures {
+            per_second: number("ops_per_s")?,
+            p50_ns: number("p50_ns")?,
+            cache_line_ns: None,
+            cpu_ns: None,
+        })
     }
 
     /// Runs one test of `ucx_perftest`. It reports the latency of one direction.
@@ -128,6 +133,7 @@ fn parse_figures(text: &str) -> Option<Figures> {
         per_second: number("overall_mr")?,
         p50_ns: 1e3 * number("50.0_percentile_lat")?,
         cache_line_ns: None,
+        cpu_ns: None,
     })
 }
 
