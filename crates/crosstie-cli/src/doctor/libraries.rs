@@ -50,9 +50,12 @@ fn nccl() -> Finding {
     const NAME: &str = "NCCL";
     match find("libnccl.so.2").or_else(|| find("libnccl.so")) {
         Some(path) => Finding::ok(NAME, path.display().to_string()),
-        None => Finding::missing(NAME, "libnccl.so.2 is not in the system's folders; PyTorch's wheels bring their own")
-            .needed_for("programs that load the plugin crosstie-nccl and have no NCCL of their own")
-            .fix("sudo apt-get install libnccl2 (from NVIDIA's package repository)"),
+        None => Finding::missing(
+            NAME,
+            "libnccl.so.2 is not in the system's folders; PyTorch's wheels bring their own",
+        )
+        .needed_for("programs that load the plugin crosstie-nccl and have no NCCL of their own")
+        .fix("sudo apt-get install libnccl2 (from NVIDIA's package repository)"),
     }
 }
 
