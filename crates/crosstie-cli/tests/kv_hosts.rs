@@ -4,6 +4,7 @@
 //! machine starts the other rank. Elsewhere it starts both ranks, on the software device.
 
 #[path = "../../crosstie/tests/hosts/mod.rs"]
+#[allow(dead_code, reason = "the program is no example")]
 mod hosts;
 
 use std::path::Path;
@@ -20,7 +21,8 @@ const PORT: u16 = 7700;
 
 fn start(hosts: &Hosts, arguments: &[&str]) -> Vec<(u32, Child)> {
     let common = ["bench", "kv", "--json", "--device", hosts.device];
-    hosts.start(Path::new(env!("CARGO_BIN_EXE_crosstie")), &[&common, arguments].concat())
+    let arguments = [&common, arguments].concat();
+    hosts.start(Path::new(env!("CARGO_BIN_EXE_crosstie")), |_| &arguments)
 }
 
 /// The results of rank 0, if this process started it. Checks that all ranks succeeded.

@@ -5,10 +5,9 @@
 
 mod hosts;
 
-use std::path::PathBuf;
 use std::process::Output;
 
-use hosts::{Hosts, wait_for_exit};
+use hosts::{Hosts, example_path, wait_for_exit};
 
 /// The first port of the rendezvous of these tests.
 const PORT: u16 = 7720;
@@ -16,20 +15,13 @@ const PORT: u16 = 7720;
 /// Runs an example. Returns what its ranks here have printed.
 fn run(hosts: &Hosts, example: &str, arguments: &[&str]) -> String {
     let mut printed = String::new();
-    for (rank, output) in wait_for_exit(hosts.start(&example_path(example), arguments)) {
+    for (rank, output) in wait_for_exit(hosts.start(&example_path(example), |_| arguments)) {
         let Output { status, stdout, stderr } = output;
         assert!(status.success(), "{example}, rank {rank}: {status}: {}", String::from_utf8_lossy(&stderr));
         printed += &String::from_utf8_lossy(&stdout);
     }
     print!("{printed}");
     printed
-}
-
-/// The path of an example's program, which `cargo test` has built, or `cargo build --examples`.
-fn example_path(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("this program has a path");
-    let profile = test.parent().and_then(|deps| deps.parent()).expect("test programs are in PROFILE/deps");
-    profile.join("examples").join(name)
 }
 
 #[test]

@@ -2,7 +2,9 @@
 //!
 //! In a virtual machine of `cargo xtask vm --hosts 2`, the test on host 0 sends and the same test on host 1 receives, on Soft-RoCE; host
 //! 0 switches its second link off and on. Elsewhere two threads do the same on software devices, whose ports a fault device switches.
+//! And the example `rails_two_hosts`, as its guide says to start it.
 
+mod hosts;
 #[path = "rails/pair.rs"]
 #[allow(dead_code, reason = "only the patterns are used")]
 mod pair;
@@ -24,6 +26,9 @@ const LEN: usize = 256 << 10;
 const BEFORE: u64 = 20;
 const DURING: u64 = 20;
 const AFTER: u64 = 20;
+
+/// The port of the example.
+const EXAMPLE_PORT: u16 = 7795;
 
 /// What an end does to its second link.
 type SetLink = Arc<dyn Fn(bool) + Send + Sync>;
@@ -184,5 +189,21 @@ fn messages_survive_a_link_that_goes_down_and_comes_back_with_another_address() 
                 send(&thread(meeting), &listener);
             });
         }
+    }
+}
+
+#[test]
+fn example_sends_over_both_rails_from_one_host_to_the_other() {
+    let hosts = hosts::Hosts::find(EXAMPLE_PORT);
+    let devices = if hosts.device == "software" { "software,software" } else { "verbs:r0,verbs:r1" };
+    let arguments = ["receive", "send"].map(|role| [role, &hosts.rendezvous, devices]);
+    let started = hosts.start(&hosts::example_path("rails_two_hosts"), |rank| &arguments[rank as usize]);
+    for (rank, output) in hosts::wait_for_exit(started) {
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "rank {rank}: {}", String::from_utf8_lossy(&output.stderr));
+        print!("{text}");
+        let verb = ["received", "sent"][rank as usize];
+        assert!(text.contains(&format!("{verb} 32 messages of 1048576 bytes")), "{text}");
+        assert!(!text.contains("rail 1: 0 bytes"), "{text}");
     }
 }

@@ -242,7 +242,12 @@ pub(super) const STEPS: &[Step] = &[
                 hosts: 1,
                 arguments: &["--nocapture", "--test-threads", "1"],
             },
-            Guest { test: "rails_hosts", examples: &[], hosts: 2, arguments: &["--nocapture"] },
+            Guest {
+                test: "rails_hosts",
+                examples: &["rails_two_hosts"],
+                hosts: 2,
+                arguments: &["--test-threads=1", "--nocapture"],
+            },
             Guest {
                 test: "plugin",
                 examples: &[],

@@ -99,8 +99,8 @@ pub fn fixed_split(len: u32, weights: &[u32; MAX_RAILS]) -> [u32; MAX_RAILS] {
 /// small ones. Older completions fade: after [`Rates::WINDOW`] bytes, their weight is halved.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {
-    bytes: u64,
-    nanoseconds: u64,
+    bytes: f32,
+    nanoseconds: f32,
 }
 
 impl Rates {
@@ -115,23 +115,30 @@ impl Rates {
         if bytes < Rates::MIN_PART {
             return;
         }
-        if self.bytes >= Rates::WINDOW {
-            self.bytes /= 2;
-            self.nanoseconds /= 2;
+        if self.bytes >= Rates::WINDOW as f32 {
+            self.bytes /= 2.0;
+            self.nanoseconds /= 2.0;
         }
-        self.bytes += bytes;
-        self.nanoseconds += nanoseconds.clamp(1, 1 << 40);
+        self.bytes += bytes as f32;
+        self.nanoseconds += nanoseconds.clamp(1, 1 << 40) as f32;
     }
 
     /// Bytes per microsecond; `None` before the first measurement.
     #[inline]
     pub fn rate(&self) -> Option<u64> {
-        (self.bytes > 0).then(|| (self.bytes.min(1 << 40) * 1000 / self.nanoseconds.max(1)).max(1))
+        (self.bytes > 0.0).then(|| ((self.bytes * 1000.0 / self.nanoseconds) as u64).max(1))
     }
 
-    /// Forgets all measurements.
-    pub fn clear(&mut self) {
-        *self = Rates::default();
+    /// All measurements in one word, so that threads can share them without a lock.
+    #[inline]
+    pub fn to_bits(&self) -> u64 {
+        u64::from(self.bytes.to_bits()) << 32 | u64::from(self.nanoseconds.to_bits())
+    }
+
+    /// What [`Rates::to_bits`] returned.
+    #[inline]
+    pub fn from_bits(bits: u64) -> Rates {
+        Rates { bytes: f32::from_bits((bits >> 32) as u32), nanoseconds: f32::from_bits(bits as u32) }
     }
 }
 
@@ -196,6 +203,8 @@ mod tests {
         assert_eq!(rates.rate(), None);
         rates.record(1 << 20, 1 << 20);
         assert_eq!(rates.rate(), Some(1000));
+        assert_eq!(Rates::from_bits(rates.to_bits()).rate(), Some(1000));
+        assert_eq!(Rates::from_bits(0).rate(), None);
         for _ in 0..256 {
             rates.record(1 << 20, 4 << 20);
         }

@@ -229,6 +229,11 @@ impl Channel {
         self.write()
     }
 
+    /// Whether the peer's machine has accepted the connection. The peer's program may not have seen it yet.
+    pub fn is_connected(&self) -> bool {
+        !matches!(self.state, State::Connecting { .. } | State::Closed)
+    }
+
     /// Whether frames may be sent.
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open(_))
@@ -249,12 +254,15 @@ impl Channel {
                 self.unsent.extend(member_nonce);
                 self.state = State::AwaitNonce { rank, size, member_nonce };
             }
-            self.write()?;
+            // What the peer sent before it closed the connection is still there when nothing can be written any more.
+            let written = self.write();
             if let Some(event) = self.process_received()? {
                 return Ok(Some(event));
             }
-            if !self.read()? {
-                return Ok(None);
+            match (self.read(), written) {
+                (Ok(true), _) => {}
+                (Ok(false), Ok(())) => return Ok(None),
+                (_, Err(error)) | (Err(error), _) => return Err(error),
             }
         }
     }

@@ -93,6 +93,7 @@ pub use random::random_bytes;
 pub(crate) use secret::HmacSha256;
 pub use secret::{MAX_SECRET, MIN_SECRET, Secret};
 pub use single_rank::SingleRank;
+pub(crate) use stream::is_closed_by_peer;
 
 /// Joins the job that the environment variables describe. When they describe none, the job has one rank, this process.
 ///

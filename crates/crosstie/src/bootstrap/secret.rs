@@ -120,7 +120,7 @@ impl Secret {
         Secret(hmac.finish().to_vec())
     }
 
-    pub(super) fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 

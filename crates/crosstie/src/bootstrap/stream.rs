@@ -104,7 +104,7 @@ pub(super) fn is_transient(error: &io::Error) -> bool {
 
 /// Whether the peer has closed the connection, as far as this call can tell. A peer that closes it without reading all that was sent
 /// resets it.
-pub(super) fn is_closed_by_peer(error: &io::Error) -> bool {
+pub(crate) fn is_closed_by_peer(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe

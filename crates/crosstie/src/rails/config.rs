@@ -10,13 +10,17 @@ use super::error::SetupError;
 
 /// The most data queue pairs per rail.
 pub const MAX_DATA_QPS: usize = 8;
-/// Handshakes of peers that a listener has under way at once. Further connections are closed.
+/// Handshakes of peers that a listener has under way at once. Further peers wait.
 pub const MAX_HANDSHAKES: usize = 64;
-/// Connections of a listener that have not shown the secret of its handle yet. When another one arrives, the oldest is closed.
+/// Connections of a listener that have not proved yet that they know the secret of its handle. When another one arrives, the oldest is
+/// closed; if it is a sender's, the sender connects again.
 pub const MAX_UNAUTHENTICATED: usize = 64;
-/// How long a connection may take to show the secret.
+/// How long a connection may take to prove that it knows the secret.
 pub const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a handshake may take.
+/// How often a sender connects again when its connection was closed before it could prove that it knows the secret.
+pub const MAX_ATTEMPTS: u32 = 100;
+/// How long the TCP connection may take to be made, and how long the handshake may take after the listener's program has accepted it.
+/// Between the two the sender waits as long as the listener's machine and process live.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How a message is split over the rails.

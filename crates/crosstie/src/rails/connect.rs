@@ -1,24 +1,42 @@
 //! Connecting and accepting, without blocking the caller.
+//!
+//! ```text
+//!  sender                                                       listener
+//!    | ---- TCP: connect ------------------------------------->  | the kernel accepts
+//!    |      (as long as the listener's machine answers)          | the program calls `accept`
+//!    | <--- each proves that it knows the handle's secret ---->  | a thread is started
+//!    | ---- Hello: what is proposed, endpoints ---------------->  |
+//!    | <--- Welcome: what is agreed, endpoints ----------------  |
+//!    | ---- Ready --------------------------------------------->  |
+//! ```
+//!
+//! A sender has no time limit for the second step: the listener's program may call [`Listener::accept`] much later. NCCL does so
+//! when a rank reaches its first collective before the others do.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver as Channel, SyncSender, TryRecvError, sync_channel};
-use std::time::Instant;
+use std::sync::mpsc::{Receiver as Outcomes, SyncSender, TryRecvError, sync_channel};
+use std::time::{Duration, Instant};
 
 use crosstie_protocol::rails::Mask;
 
-use super::config::{HANDSHAKE_TIMEOUT, MAX_HANDSHAKES, MAX_UNAUTHENTICATED, Split, UNAUTHENTICATED_TIMEOUT};
+use super::config::{
+    HANDSHAKE_TIMEOUT, MAX_ATTEMPTS, MAX_HANDSHAKES, MAX_UNAUTHENTICATED, Split, UNAUTHENTICATED_TIMEOUT,
+};
 use super::connections::{Core, RecvConnection, SendConnection};
 use super::context::Context;
-use super::control::Control;
+use super::control::{Control, wait};
 use super::endpoint::{Agreement, Endpoint, EndpointAddress, Role};
 use super::error::SetupError;
-use super::frames::{Frame, HEADER, MAGIC};
-use super::mailbox::Mailbox;
+use super::frames::{Frame, MAX_PAYLOAD};
+use super::mailbox::{Mailbox, Order};
 use super::receiver::RecvCore;
 use super::sender::SendCore;
+use crate::bootstrap::Secret;
+use crate::bootstrap::channel::{Channel, ChannelEvent};
+use crate::bootstrap::is_closed_by_peer;
 
 /// The address of a listener and its secret, for the sender that will connect. Pass it over a channel that others cannot read:
 /// who has it can connect.
@@ -30,7 +48,7 @@ pub struct Handle {
 impl Handle {
     /// Length in bytes.
     pub const LEN: usize = 64;
-    const VERSION: [u8; 4] = *b"CTR\x01";
+    const VERSION: [u8; 4] = *b"CTR\x02";
 
     pub(super) fn new(at: SocketAddr, secret: [u8; 32]) -> Handle {
         let mut bytes = [0; Handle::LEN];
@@ -43,6 +61,13 @@ impl Handle {
         bytes[8..24].copy_from_slice(&ip.octets());
         bytes[24..56].copy_from_slice(&secret);
         Handle { bytes }
+    }
+
+    /// The handle of a listener at this address that was made with [`Rails::listen_with_secret`](super::Rails::listen_with_secret): who
+    /// knows the address and the secret needs no handle from the listener.
+    pub fn with_secret(address: SocketAddr, secret: &Secret) -> Handle {
+        let secret = secret.derive("rails listener");
+        Handle::new(address, core::array::from_fn(|i| secret.as_bytes()[i]))
     }
 
     /// The handle as bytes.
@@ -58,14 +83,14 @@ impl Handle {
         Ok(Handle { bytes: *bytes })
     }
 
-    fn address(&self) -> SocketAddr {
+    pub(super) fn address(&self) -> SocketAddr {
         let octets: [u8; 16] = core::array::from_fn(|i| self.bytes[8 + i]);
         let port = u16::from_le_bytes([self.bytes[4], self.bytes[5]]);
         SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), port)
     }
 
-    fn secret(&self) -> [u8; 32] {
-        core::array::from_fn(|i| self.bytes[24 + i])
+    pub(super) fn secret(&self) -> Result<Secret, SetupError> {
+        Secret::new(&self.bytes[24..56]).map_err(|_| SetupError::BadHandle)
     }
 }
 
@@ -87,29 +112,50 @@ pub(super) struct Parts {
 
 type Outcome<T> = Result<T, SetupError>;
 
-/// A connection to a listener that is being set up.
+/// A connection to a listener that is being set up. Dropping it ends the attempt.
 #[derive(Debug)]
 pub struct Connecting {
-    outcome: Channel<Outcome<SendConnection>>,
+    outcome: Outcomes<Outcome<SendConnection>>,
+    /// Of the thread that connects, until the connection is handed out.
+    mailbox: Option<Arc<Mailbox>>,
 }
 
 impl Connecting {
     pub(super) fn start(context: Arc<Context>, handle: &Handle) -> Result<Connecting, SetupError> {
-        let handle = *handle;
-        let outcome = spawn(move |outcome| match connect(&context, &handle) {
-            Ok((parts, control)) => publish(&outcome, SendConnection::new(SendCore::new(parts)), control),
-            Err(error) => {
-                // If nobody waits any more, nobody wants to know.
-                outcome.send(Err(error)).ok();
+        let (handle, mailbox) = (*handle, new_mailbox()?);
+        let outcome = spawn({
+            let mailbox = mailbox.clone();
+            move |outcome| match connect(&context, &handle, mailbox) {
+                Ok((parts, control)) => publish(&outcome, SendConnection::new(SendCore::new(parts)), control),
+                Err(error) => {
+                    // If nobody waits any more, nobody wants to know.
+                    outcome.send(Err(error)).ok();
+                }
             }
         })?;
-        Ok(Connecting { outcome })
+        Ok(Connecting { outcome, mailbox: Some(mailbox) })
     }
 
     /// The connection, when it is ready; `None` means: ask again. Never blocks. After the connection or an error was returned,
     /// it must not be called any more.
+    ///
+    /// It becomes ready after the listener's program has called [`Listener::accept`]. There is no limit on how late that may be: an error
+    /// is returned when the listener is closed, its process has ended or its machine does not answer.
     pub fn poll(&mut self) -> Result<Option<SendConnection>, SetupError> {
-        poll(&self.outcome)
+        let polled = poll(&self.outcome);
+        if matches!(polled, Ok(Some(_))) {
+            self.mailbox = None;
+        }
+        polled
+    }
+}
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        if let Some(mailbox) = &self.mailbox {
+            // Whatever its thread is waiting for.
+            mailbox.put_order(Order::Close(Frame::Close { next: 0, open: Vec::new() }));
+        }
     }
 }
 
@@ -119,14 +165,27 @@ pub struct Listener {
     context: Arc<Context>,
     socket: TcpListener,
     handle: Handle,
-    /// Connections that have not shown the secret yet, oldest first.
+    secret: Secret,
+    /// Connections that have not proved the secret yet, oldest first.
     unauthenticated: VecDeque<Unauthenticated>,
-    handshakes: Vec<Channel<Outcome<RecvConnection>>>,
+    handshakes: Vec<Outcomes<Outcome<RecvConnection>>>,
+}
+
+/// A connection that has not proved the secret yet.
+#[derive(Debug)]
+struct Unauthenticated {
+    channel: Channel,
+    since: Instant,
 }
 
 impl Listener {
-    pub(super) fn new(context: Arc<Context>, socket: TcpListener, handle: Handle) -> Listener {
-        Listener { context, socket, handle, unauthenticated: VecDeque::new(), handshakes: Vec::new() }
+    pub(super) fn new(
+        context: Arc<Context>,
+        socket: TcpListener,
+        handle: Handle,
+    ) -> Result<Listener, SetupError> {
+        let (unauthenticated, handshakes) = (VecDeque::new(), Vec::new());
+        Ok(Listener { context, socket, secret: handle.secret()?, handle, unauthenticated, handshakes })
     }
 
     /// What a sender needs to connect.
@@ -137,35 +196,34 @@ impl Listener {
     /// The next connection that is ready; `None` means: ask again. Never blocks. Peers that do not know the handle's secret, or
     /// do not complete the handshake, are dropped.
     ///
-    /// Connections that have not shown the secret take no thread, are limited in number ([`MAX_UNAUTHENTICATED`]) and in time
-    /// ([`UNAUTHENTICATED_TIMEOUT`]), and do not keep out a peer that shows it. They are looked at by calls of this function only.
+    /// Connections that have not proved that they know the secret take no thread, are limited in number ([`MAX_UNAUTHENTICATED`]) and
+    /// in time ([`UNAUTHENTICATED_TIMEOUT`]), and do not keep out a peer that does. They are looked at by calls of this function only.
     pub fn accept(&mut self) -> Result<Option<RecvConnection>, SetupError> {
-        // If more connections are pending, the next call accepts them.
+        let now = Instant::now();
+        for _ in 0..self.unauthenticated.len() {
+            let Some(peer) = self.unauthenticated.pop_front() else { break };
+            self.advance(peer, now)?;
+        }
+        // If more connections are pending, the next call accepts them. The kernel keeps them meanwhile.
         for _ in 0..MAX_UNAUTHENTICATED {
+            if self.handshakes.len() >= MAX_HANDSHAKES {
+                break;
+            }
             match self.socket.accept() {
-                // A connection that cannot be read without blocking is closed.
-                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
-                    if self.unauthenticated.len() >= MAX_UNAUTHENTICATED
-                        && let Some(oldest) = self.unauthenticated.pop_front()
-                    {
-                        // It gives way, unless it has shown the secret meanwhile.
-                        self.advance(oldest)?;
+                Ok((stream, _)) => {
+                    // A connection without a channel is closed.
+                    if let Ok(channel) = Channel::from_accepted(stream, &self.secret, MAX_PAYLOAD) {
+                        if self.unauthenticated.len() >= MAX_UNAUTHENTICATED {
+                            // It has just been looked at. If it is a sender, it tries again.
+                            self.unauthenticated.pop_front();
+                        }
+                        self.advance(Unauthenticated { channel, since: now }, now)?;
                     }
-                    self.unauthenticated.push_back(Unauthenticated::new(stream));
                 }
-                Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(source) => return Err(SetupError::Os { what: "accepting a connection", source }),
-            }
-        }
-        let now = Instant::now();
-        for _ in 0..self.unauthenticated.len() {
-            let Some(peer) = self.unauthenticated.pop_front() else { break };
-            // Those that take too long are dropped.
-            if let Some(peer) = self.advance(peer)?.filter(|peer| now < peer.deadline) {
-                self.unauthenticated.push_back(peer);
             }
         }
         let mut ready = None;
@@ -186,16 +244,23 @@ impl Listener {
         Ok(ready)
     }
 
-    /// Starts the handshake with a peer if it has shown the secret. Returns the peer if it has shown too little so far.
-    fn advance(&mut self, mut peer: Unauthenticated) -> Result<Option<Unauthenticated>, SetupError> {
-        match peer.read_opening(&self.handle.secret()) {
-            Opening::Incomplete => Ok(Some(peer)),
-            Opening::Refused => Ok(None),
-            // Too many at once: the peer's connection is closed, and it gets an error.
-            Opening::Accepted if self.handshakes.len() >= MAX_HANDSHAKES => Ok(None),
-            Opening::Accepted => {
-                let (context, stream) = (self.context.clone(), peer.stream);
-                self.handshakes.push(spawn(move |outcome| match accept(&context, stream) {
+    /// Starts the handshake with a peer if it has proved that it knows the secret, and otherwise keeps it until its time is over.
+    fn advance(&mut self, mut peer: Unauthenticated, now: Instant) -> Result<(), SetupError> {
+        if self.handshakes.len() >= MAX_HANDSHAKES {
+            // It has to wait for the handshakes of others, and may be about to prove the secret: its time begins later.
+            self.unauthenticated.push_back(Unauthenticated { since: now, ..peer });
+            return Ok(());
+        }
+        match peer.channel.poll_event() {
+            Ok(None) if now.duration_since(peer.since) < UNAUTHENTICATED_TIMEOUT => {
+                self.unauthenticated.push_back(peer);
+            }
+            Ok(Some(ChannelEvent::JoinRequest { rank: SENDER, size: ENDS })) => {
+                let (context, mut channel) = (self.context.clone(), peer.channel);
+                if channel.accept_join().is_err() {
+                    return Ok(());
+                }
+                self.handshakes.push(spawn(move |outcome| match accept(&context, channel) {
                     Ok((parts, control)) => {
                         publish(&outcome, RecvConnection::new(RecvCore::new(parts)), control)
                     }
@@ -203,55 +268,22 @@ impl Listener {
                         outcome.send(Err(error)).ok();
                     }
                 })?);
-                Ok(None)
             }
+            // Its time is over, or it is no sender.
+            _ => {}
         }
+        Ok(())
     }
 }
 
-/// A connection that has not shown the secret yet. Its stream does not block.
-#[derive(Debug)]
-struct Unauthenticated {
-    stream: TcpStream,
-    opening: [u8; OPENING],
-    received: usize,
-    deadline: Instant,
-}
+/// How long a sender whose connection was closed before it was accepted waits, before it tries again.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Bytes of what a sender sends first: the magic number and the secret.
-const OPENING: usize = MAGIC.len() + 32;
+/// What a sender calls itself towards a listener: rank 1 of the two ends.
+pub(super) const SENDER: u32 = 1;
+pub(super) const ENDS: u32 = 2;
 
-enum Opening {
-    Accepted,
-    Refused,
-    Incomplete,
-}
-
-impl Unauthenticated {
-    fn new(stream: TcpStream) -> Unauthenticated {
-        let deadline = Instant::now() + UNAUTHENTICATED_TIMEOUT;
-        Unauthenticated { stream, opening: [0; OPENING], received: 0, deadline }
-    }
-
-    /// Reads what has arrived, without waiting, and no byte beyond the secret.
-    fn read_opening(&mut self, secret: &[u8; 32]) -> Opening {
-        while self.received < OPENING {
-            match self.stream.read(&mut self.opening[self.received..]) {
-                Ok(0) => return Opening::Refused,
-                Ok(count) => self.received += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Opening::Incomplete,
-                Err(_) => return Opening::Refused,
-            }
-        }
-        // In constant time, so that the secret cannot be guessed byte by byte.
-        let expected = MAGIC.iter().chain(secret);
-        let differing = self.opening.iter().zip(expected).fold(0, |all, (a, b)| all | (a ^ b));
-        if differing == 0 { Opening::Accepted } else { Opening::Refused }
-    }
-}
-
-fn poll<T>(outcome: &Channel<Outcome<T>>) -> Result<Option<T>, SetupError> {
+fn poll<T>(outcome: &Outcomes<Outcome<T>>) -> Result<Option<T>, SetupError> {
     match outcome.try_recv() {
         Ok(outcome) => outcome.map(Some),
         Err(TryRecvError::Empty) => Ok(None),
@@ -263,7 +295,7 @@ fn poll<T>(outcome: &Channel<Outcome<T>>) -> Result<Option<T>, SetupError> {
 
 fn spawn<T: Send + 'static>(
     run: impl FnOnce(SyncSender<Outcome<T>>) + Send + 'static,
-) -> Result<Channel<Outcome<T>>, SetupError> {
+) -> Result<Outcomes<Outcome<T>>, SetupError> {
     let (sender, outcome) = sync_channel(1);
     std::thread::Builder::new()
         .name("crosstie-rails".into())
@@ -271,6 +303,11 @@ fn spawn<T: Send + 'static>(
         .spawn(move || run(sender))
         .map_err(|source| SetupError::Os { what: "starting the control thread of a connection", source })?;
     Ok(outcome)
+}
+
+fn new_mailbox() -> Result<Arc<Mailbox>, SetupError> {
+    let mailbox = Mailbox::new().map_err(|source| SetupError::Os { what: "creating an eventfd", source })?;
+    Ok(Arc::new(mailbox))
 }
 
 /// Hands out the connection, and serves it until it ends.
@@ -285,8 +322,103 @@ fn publish<T>(outcome: &SyncSender<Outcome<T>>, (connection, core): (T, Core), c
     }
 }
 
-fn connect(context: &Arc<Context>, handle: &Handle) -> Result<(Parts, Control), SetupError> {
-    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+/// The control connection until both ends have connected their endpoints.
+pub(super) struct Handshake {
+    channel: Channel,
+    mailbox: Arc<Mailbox>,
+    /// When the step began that has a time limit.
+    since: Instant,
+}
+
+impl Handshake {
+    /// That of a sender.
+    pub(super) fn start(
+        handle: &Handle,
+        mailbox: Arc<Mailbox>,
+        now: Instant,
+    ) -> Result<Handshake, SetupError> {
+        let channel = Channel::connect(handle.address(), SENDER, ENDS, &handle.secret()?, MAX_PAYLOAD);
+        let channel = channel.map_err(SetupError::Handshake)?;
+        keep_alive(&channel);
+        Ok(Handshake { channel, mailbox, since: now })
+    }
+
+    /// That of a receiver, whose sender has proved that it knows the secret.
+    fn continue_accepted(channel: Channel, mailbox: Arc<Mailbox>) -> Handshake {
+        keep_alive(&channel);
+        Handshake { channel, mailbox, since: Instant::now() }
+    }
+
+    /// When the peer must have done the next step. `None` while the listener's program has not called `accept`: it may be busy
+    /// with something else as long as it likes.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let waits_for_accept = self.channel.is_connected() && !self.channel.is_open();
+        (!waits_for_accept).then(|| self.since + HANDSHAKE_TIMEOUT)
+    }
+
+    /// The next event, if there is one at the time `now`.
+    pub(super) fn poll(&mut self, now: Instant) -> Result<Option<ChannelEvent>, SetupError> {
+        let event = self.channel.poll_event()?;
+        if matches!(event, Some(ChannelEvent::Open)) {
+            self.since = now;
+        }
+        if event.is_none() && self.deadline().is_some_and(|deadline| deadline <= now) {
+            return Err(SetupError::Handshake(io::ErrorKind::TimedOut.into()));
+        }
+        Ok(event)
+    }
+
+    /// Waits for the next event.
+    fn next(&mut self) -> Result<ChannelEvent, SetupError> {
+        loop {
+            let now = Instant::now();
+            if let Some(event) = self.poll(now)? {
+                return Ok(event);
+            }
+            let left = self.deadline().map(|deadline| deadline.saturating_duration_since(now));
+            let is_woken = wait(&self.channel, Some(&self.mailbox), left).map_err(SetupError::Handshake)?;
+            if is_woken {
+                return Err(SetupError::Handshake(io::Error::other(
+                    "the program does not wait for it any more",
+                )));
+            }
+        }
+    }
+
+    /// Waits for the next frame.
+    fn read(&mut self) -> Result<Frame, SetupError> {
+        match self.next()? {
+            ChannelEvent::Frame { kind, payload } => Frame::decode(kind, &payload)
+                .ok_or_else(|| SetupError::Refused("it sent an invalid frame".into())),
+            _ => Err(SetupError::Refused("it sent something else than a frame".into())),
+        }
+    }
+
+    fn send(&mut self, frame: &Frame) -> Result<(), SetupError> {
+        Ok(frame.send(&mut self.channel)?)
+    }
+
+    fn finish(
+        self,
+        context: &Arc<Context>,
+        role: Role,
+        agreed: Agreement,
+        endpoints: Vec<Endpoint>,
+        first_mask: Mask,
+    ) -> (Parts, Control) {
+        let Handshake { channel, mailbox, .. } = self;
+        let control = Control::new(context.clone(), mailbox.clone(), channel, role, agreed);
+        (Parts { context: context.clone(), mailbox, agreed, endpoints, first_mask }, control)
+    }
+}
+
+fn connect(
+    context: &Arc<Context>,
+    handle: &Handle,
+    mailbox: Arc<Mailbox>,
+) -> Result<(Parts, Control), SetupError> {
+    let mut handshake = open(handle, &mailbox)?;
+    // Only now: an attempt that waits takes no queue pairs.
     let config = &context.config;
     let proposal = Agreement {
         rails: context.devices.len(),
@@ -303,15 +435,8 @@ fn connect(context: &Arc<Context>, handle: &Handle) -> Result<(Parts, Control), 
             (0..proposal.rails).fold(0, |mask, rail| mask | u8::from(weights[rail] > 0) << rail)
         }
     };
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend_from_slice(&handle.secret());
-    bytes.extend_from_slice(&Frame::Hello(proposal, first_mask, addresses).encode());
-    // The opening follows the connection at once: the listener limits connections that show nothing.
-    let mut stream =
-        TcpStream::connect_timeout(&handle.address(), HANDSHAKE_TIMEOUT).map_err(SetupError::Handshake)?;
-    set_timeouts(&stream)?;
-    stream.write_all(&bytes).map_err(SetupError::Handshake)?;
-    let (agreed, peers) = match read_frame(&mut stream, deadline)? {
+    handshake.send(&Frame::Hello(proposal, first_mask, addresses))?;
+    let (agreed, peers) = match handshake.read()? {
         Frame::Welcome(agreed, peers) => (agreed, peers),
         Frame::Error(text) => return Err(SetupError::Refused(text)),
         _ => return Err(SetupError::Refused("it sent something else than a welcome".into())),
@@ -325,29 +450,44 @@ fn connect(context: &Arc<Context>, handle: &Handle) -> Result<(Parts, Control), 
         return Err(SetupError::Refused("it agreed to something that was not proposed".into()));
     }
     connect_endpoints(context, &mut endpoints, &peers)?;
-    stream.write_all(&Frame::Ready.encode()).map_err(SetupError::Handshake)?;
-    finish(context, stream, Role::Sender, agreed, endpoints, first_mask)
+    handshake.send(&Frame::Ready)?;
+    Ok(handshake.finish(context, Role::Sender, agreed, endpoints, first_mask))
 }
 
-/// The handshake with a peer that has shown the secret.
-fn accept(context: &Arc<Context>, mut stream: TcpStream) -> Result<(Parts, Control), SetupError> {
-    set_timeouts(&stream)?;
-    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-    let Frame::Hello(proposal, first_mask, peers) = read_frame(&mut stream, deadline)? else {
+/// Connects, and waits until both ends have proved that they know the secret.
+fn open(handle: &Handle, mailbox: &Arc<Mailbox>) -> Result<Handshake, SetupError> {
+    for attempt in 1.. {
+        let mut handshake = Handshake::start(handle, mailbox.clone(), Instant::now())?;
+        match handshake.next() {
+            Ok(ChannelEvent::Open) => return Ok(handshake),
+            Ok(_) => break,
+            // Its place was given to a newer connection. If the listener is gone, the next attempt is refused.
+            Err(SetupError::Handshake(error)) if is_closed_by_peer(&error) && attempt < MAX_ATTEMPTS => {
+                std::thread::sleep(ATTEMPT_PAUSE);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(SetupError::Refused("it sent something else than its proof of the secret".into()))
+}
+
+/// The handshake with a peer that has proved that it knows the secret.
+fn accept(context: &Arc<Context>, channel: Channel) -> Result<(Parts, Control), SetupError> {
+    let mut handshake = Handshake::continue_accepted(channel, new_mailbox()?);
+    let Frame::Hello(proposal, first_mask, peers) = handshake.read()? else {
         return Err(SetupError::Refused("it sent something else than a hello".into()));
     };
-    let made = accept_proposal(context, &proposal, &peers);
-    let (agreed, endpoints) = match made {
+    let (agreed, endpoints) = match accept_proposal(context, &proposal, &peers) {
         Ok(made) => made,
         Err(error) => {
-            stream.write_all(&Frame::Error(error.to_string()).encode()).map_err(SetupError::Handshake)?;
+            handshake.send(&Frame::Error(error.to_string()))?;
             return Err(error);
         }
     };
     let addresses = endpoints.iter().map(Endpoint::address).collect();
-    stream.write_all(&Frame::Welcome(agreed, addresses).encode()).map_err(SetupError::Handshake)?;
-    match read_frame(&mut stream, deadline)? {
-        Frame::Ready => finish(context, stream, Role::Receiver, agreed, endpoints, first_mask),
+    handshake.send(&Frame::Welcome(agreed, addresses))?;
+    match handshake.read()? {
+        Frame::Ready => Ok(handshake.finish(context, Role::Receiver, agreed, endpoints, first_mask)),
         _ => Err(SetupError::Refused("it did not get ready".into())),
     }
 }
@@ -397,54 +537,11 @@ fn connect_endpoints(
     Ok(())
 }
 
-fn finish(
-    context: &Arc<Context>,
-    stream: TcpStream,
-    role: Role,
-    agreed: Agreement,
-    endpoints: Vec<Endpoint>,
-    first_mask: Mask,
-) -> Result<(Parts, Control), SetupError> {
-    let mailbox = Mailbox::new().map_err(|source| SetupError::Os { what: "creating an eventfd", source })?;
-    let mailbox = Arc::new(mailbox);
-    let control = Control::new(context.clone(), mailbox.clone(), stream, role, agreed);
-    Ok((Parts { context: context.clone(), mailbox, agreed, endpoints, first_mask }, control))
-}
-
-fn set_timeouts(stream: &TcpStream) -> Result<(), SetupError> {
-    let set = |stream: &TcpStream| {
-        stream.set_nonblocking(false)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
-        stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))
-    };
-    set(stream).map_err(SetupError::Handshake)
-}
-
-fn read_frame(stream: &mut TcpStream, deadline: Instant) -> Result<Frame, SetupError> {
-    let mut header = [0; HEADER];
-    read_exact(stream, &mut header, deadline)?;
-    let invalid = || SetupError::Refused("it sent an invalid frame".into());
-    let len = Frame::body_len(&header).ok_or_else(invalid)?;
-    let mut body = vec![0; len];
-    read_exact(stream, &mut body, deadline)?;
-    Frame::decode(&header, &body).ok_or_else(invalid)
-}
-
-/// Reads so many bytes before the deadline. A peer that sends one byte at a time does not get more time.
-fn read_exact(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -> Result<(), SetupError> {
-    while !bytes.is_empty() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(SetupError::Handshake(io::ErrorKind::TimedOut.into()));
-        }
-        stream.set_read_timeout(Some(left)).map_err(SetupError::Handshake)?;
-        match stream.read(bytes) {
-            Ok(0) => return Err(SetupError::Handshake(io::ErrorKind::UnexpectedEof.into())),
-            Ok(count) => bytes = &mut bytes[count..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(SetupError::Handshake(error)),
-        }
-    }
-    Ok(())
+/// Makes the kernel notice a peer whose machine is gone. A socket without these options notices it much later, or never.
+fn keep_alive(channel: &Channel) {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(channel, true).ok();
+    sockopt::set_tcp_keepidle(channel, Duration::from_secs(10)).ok();
+    sockopt::set_tcp_keepintvl(channel, Duration::from_secs(5)).ok();
+    sockopt::set_tcp_keepcnt(channel, 3).ok();
 }

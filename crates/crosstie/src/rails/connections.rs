@@ -191,9 +191,6 @@ impl RecvConnection {
         self.core.lock().test(request)
     }
 
-    /// Makes received bytes visible to every observer of the memory. For memory of the host there is nothing to do.
-    pub fn flush(&mut self) {}
-
     /// Makes progress without asking for a request: polls completions, posts receives, handles failures.
     pub fn progress(&mut self) {
         self.core.lock().progress();

@@ -14,8 +14,9 @@ use super::counters::ConnectionCounters;
 use super::error::SetupError;
 use super::events::{self, PortEvents};
 use super::hint::{Hint, HintReader};
+use super::load::PortLoad;
 use super::memory::Memory;
-use crate::bootstrap::random_bytes;
+use crate::bootstrap::{Secret, random_bytes};
 use crate::device::{Access, Device, MultiRegion, Pd};
 
 /// One to four devices over which messages are sent and received. All clones are the same context; any thread may use it.
@@ -32,6 +33,8 @@ pub(super) struct Context {
     pub(super) config: Config,
     /// Bytes per microsecond of each rail, before anything is measured.
     pub(super) link_rates: [u32; MAX_RAILS],
+    /// The load of each rail's port.
+    pub(super) loads: Vec<Arc<PortLoad>>,
     pub(super) id: u64,
     /// Bytes that are staged at most.
     pub(super) staging: u32,
@@ -63,11 +66,13 @@ impl Rails {
         let link_rates = config.link_rates.unwrap_or_else(|| {
             core::array::from_fn(|rail| devices.get(rail).map_or(1, |device| device.attr().link_rate.max(1)))
         });
+        let loads = devices.iter().map(PortLoad::of).collect();
         let context = Context {
             devices,
             domains,
             config,
             link_rates,
+            loads,
             id: NEXT_ID.fetch_add(1, Relaxed),
             staging,
             max_message,
@@ -104,7 +109,7 @@ impl Rails {
     }
 
     /// Takes memory that the caller has registered in all [domains](Rails::domains) of this context, in order, with local and
-    /// remote write access.
+    /// remote write access. A GPU sees what was received into its memory only after a [flush](super::Flusher).
     pub fn adopt(&self, regions: MultiRegion) -> Result<Memory, SetupError> {
         let fits = regions.domains() == self.rails()
             && (0..self.rails()).all(|rail| regions.region(rail).access().contains(ACCESS));
@@ -129,17 +134,31 @@ impl Rails {
         self.listen_at(self.context.config.listen_address)
     }
 
-    /// Starts to listen at an address of this machine.
+    /// Starts to listen at an address of this machine, at a port that the kernel chooses, with a random secret.
     pub fn listen_at(&self, address: IpAddr) -> Result<Listener, SetupError> {
-        let os = |what| move |source| SetupError::Os { what, source };
-        let socket = TcpListener::bind(SocketAddr::new(address, 0)).map_err(os("listening for peers"))?;
-        socket.set_nonblocking(true).map_err(os("listening for peers"))?;
-        let at = socket.local_addr().map_err(os("listening for peers"))?;
         let secret = random_bytes().map_err(|error| SetupError::Os {
             what: "drawing the listener's secret",
             source: std::io::Error::other(error.to_string()),
         })?;
-        Ok(Listener::new(self.context.clone(), socket, Handle::new(at, secret)))
+        self.listen_on(SocketAddr::new(address, 0), |at| Handle::new(at, secret))
+    }
+
+    /// Starts to listen at this address and port, for senders that know the secret: they make their handle with
+    /// [`Handle::with_secret`].
+    pub fn listen_with_secret(&self, address: SocketAddr, secret: &Secret) -> Result<Listener, SetupError> {
+        self.listen_on(address, |at| Handle::with_secret(at, secret))
+    }
+
+    fn listen_on(
+        &self,
+        address: SocketAddr,
+        handle: impl FnOnce(SocketAddr) -> Handle,
+    ) -> Result<Listener, SetupError> {
+        let os = |source| SetupError::Os { what: "listening for peers", source };
+        let socket = TcpListener::bind(address).map_err(os)?;
+        socket.set_nonblocking(true).map_err(os)?;
+        let at = socket.local_addr().map_err(os)?;
+        Listener::new(self.context.clone(), socket, handle(at))
     }
 
     /// Starts to connect to a listener. Never blocks: [`Connecting::poll`] says when the connection is ready.

@@ -1,8 +1,7 @@
 //! The control thread of a connection: it exchanges frames with the peer, builds rails again, and notices that the peer ends.
 //! It sleeps while nothing happens.
 
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,19 +13,18 @@ use super::connections::Core;
 use super::context::Context;
 use super::endpoint::{Agreement, Endpoint, EndpointAddress, PROBE, Role};
 use super::error::Cause;
-use super::frames::{Frame, HEADER};
+use super::frames::Frame;
 use super::mailbox::{Mail, Mailbox, Order};
+use crate::bootstrap::channel::{Channel, ChannelError, ChannelEvent};
 
-/// How long a frame may take to be sent, before the peer counts as gone.
-const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the acknowledgement of a probe is looked for.
 const PROBE_POLL: Duration = Duration::from_millis(1);
 /// How often a port that is down is looked at.
 const PORT_POLL: Duration = Duration::from_millis(20);
-/// How long a connection that was closed here stays open for what the peer still sends.
+/// How long a connection that was closed here stays open, for the last frame to leave and for what the peer still sends.
 const LINGER: Duration = Duration::from_secs(1);
-/// How often the stream of a peer that is gone is read for its last frame: more than the kernel keeps.
-const LAST_FRAME_READS: usize = 4096;
+/// How many frames of a peer that is gone are read for its last one: more than the kernel keeps.
+const LAST_FRAMES: usize = 1 << 17;
 /// How long the receiver may take to accept an offered endpoint.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -41,10 +39,9 @@ enum Rebuild {
 pub(super) struct Control {
     context: Arc<Context>,
     mailbox: Arc<Mailbox>,
-    stream: TcpStream,
+    channel: Channel,
     role: Role,
     agreed: Agreement,
-    received: Vec<u8>,
     rebuilds: [Option<(Rebuild, u32, Duration)>; MAX_RAILS],
     /// Receiver: endpoints that the sender has not confirmed yet.
     accepted: [Option<Box<Endpoint>>; MAX_RAILS],
@@ -63,21 +60,30 @@ impl From<io::Error> for End {
     }
 }
 
+impl From<ChannelError> for End {
+    fn from(error: ChannelError) -> End {
+        match error {
+            // Somebody on the network has changed a frame, or the peer is no crosstie.
+            ChannelError::Violation(violation) => End::Cause(Cause::PeerError(violation.to_string())),
+            _ => End::Cause(Cause::PeerGone),
+        }
+    }
+}
+
 impl Control {
     pub(super) fn new(
         context: Arc<Context>,
         mailbox: Arc<Mailbox>,
-        stream: TcpStream,
+        channel: Channel,
         role: Role,
         agreed: Agreement,
     ) -> Control {
         Control {
             context,
             mailbox,
-            stream,
+            channel,
             role,
             agreed,
-            received: Vec::new(),
             rebuilds: Default::default(),
             accepted: Default::default(),
         }
@@ -102,7 +108,12 @@ impl Control {
         };
         self.mailbox.set_ended();
         match mail {
-            None => self.read_rest(),
+            None => {
+                // A socket that is closed with unread bytes would tell the peer that bytes were lost, and the peer might not get the
+                // last frame.
+                rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Write).ok();
+                self.linger(|_| false);
+            }
             Some(mail) => {
                 self.mailbox.put_mail(mail);
                 // Ends all requests, and frees what the connection holds, also if the program does not call any more.
@@ -116,28 +127,15 @@ impl Control {
     /// The peer is gone: a frame could not be sent, or the stream has ended. Perhaps it said why: a peer may close the connection
     /// and exit while frames to it are under way, and what it sent before that can still be read.
     fn read_last_frame(&mut self) -> End {
-        let gone = End::Cause(Cause::PeerGone);
-        if self.stream.set_nonblocking(true).is_err() {
-            return gone;
-        }
-        let mut buffer = [0; 4096];
-        for _ in 0..LAST_FRAME_READS {
-            loop {
-                match self.take_frame() {
-                    Ok(Some(Frame::Close { next, open })) => return End::PeerClosed { next, open },
-                    Ok(Some(Frame::Error(text))) => return End::Cause(Cause::PeerError(text)),
-                    Ok(Some(_)) => {}
-                    Ok(None) => break,
-                    Err(_) => return gone,
-                }
-            }
-            match self.stream.read(&mut buffer) {
-                Ok(count @ 1..) => self.received.extend_from_slice(&buffer[..count]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                _ => return gone,
+        for _ in 0..LAST_FRAMES {
+            match self.take_frame() {
+                Ok(Some(Frame::Close { next, open })) => return End::PeerClosed { next, open },
+                Ok(Some(Frame::Error(text))) => return End::Cause(Cause::PeerError(text)),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => break,
             }
         }
-        gone
+        End::Cause(Cause::PeerGone)
     }
 
     /// The connection was not wanted: ends without a word.
@@ -145,63 +143,46 @@ impl Control {
         self.mailbox.set_ended();
     }
 
-    /// Reads what the peer still sends. A socket that is closed before would tell the peer that bytes were lost, and the peer
-    /// might not get the last frame.
-    fn read_rest(&mut self) {
+    /// Writes what is left, and reads what the peer still sends, until `is_done` or the connection has ended, for a limited time.
+    fn linger(&mut self, is_done: impl Fn(&Channel) -> bool) {
         let deadline = Instant::now() + LINGER;
-        let mut buffer = [0; 4096];
-        let mut left = LINGER;
-        self.stream.shutdown(std::net::Shutdown::Write).ok();
-        while !left.is_zero()
-            && self.stream.set_read_timeout(Some(left)).is_ok()
-            && matches!(self.stream.read(&mut buffer), Ok(1..))
-        {
-            left = deadline.saturating_duration_since(Instant::now());
+        while !is_done(&self.channel) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let polled = self.channel.poll_event();
+            let is_over = match polled {
+                Ok(Some(_)) => left.is_zero(),
+                Ok(None) => left.is_zero() || wait(&self.channel, None, Some(left)).is_err(),
+                Err(_) => true,
+            };
+            if is_over {
+                return;
+            }
         }
     }
 
     fn serve(&mut self, core: &Core) -> Result<core::convert::Infallible, End> {
-        self.stream.set_read_timeout(None)?;
-        self.stream.set_write_timeout(Some(SEND_TIMEOUT))?;
-        keep_alive(&self.stream);
         let mut needs_attention = false;
         loop {
+            // First: frames may have come together with the last one of the handshake.
+            while let Some(frame) = self.take_frame()? {
+                self.handle(frame)?;
+            }
             let mut timeout = self.advance_rebuilds(Instant::now())?;
             if self.mailbox.take_unattended() || needs_attention {
                 let again = core.attend();
                 needs_attention = again.is_some();
                 timeout = timeout.into_iter().chain(again).min();
             }
-            let (is_readable, is_woken) = self.wait(timeout)?;
-            if is_woken {
+            if wait(&self.channel, Some(&self.mailbox), timeout)? {
                 for order in self.mailbox.take_orders() {
                     self.obey(order)?;
                 }
             }
-            if is_readable {
-                self.read()?;
-            }
-        }
-    }
-
-    fn wait(&self, timeout: Option<Duration>) -> Result<(bool, bool), End> {
-        let timeout = timeout.map(|timeout| rustix::time::Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
-        let mut fds = [
-            PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.mailbox.wake_fd(), PollFlags::IN),
-        ];
-        match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            Ok(_) => Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
-            Err(rustix::io::Errno::INTR) => Ok((false, false)),
-            Err(error) => Err(io::Error::from(error).into()),
         }
     }
 
     fn send(&mut self, frame: &Frame) -> Result<(), End> {
-        Ok(self.stream.write_all(&frame.encode())?)
+        Ok(frame.send(&mut self.channel)?)
     }
 
     fn obey(&mut self, order: Order) -> Result<(), End> {
@@ -214,39 +195,25 @@ impl Control {
             }
             Order::Close(last) => {
                 // If the peer is gone, it needs no last frame.
-                self.send(&last).ok();
+                if self.send(&last).is_ok() {
+                    self.linger(|channel| !channel.wants_write());
+                }
                 Err(End::Closed)
             }
         }
     }
 
-    /// Reads what has arrived, and handles all complete frames.
-    fn read(&mut self) -> Result<(), End> {
-        let mut buffer = [0; 4096];
-        let count = match self.stream.read(&mut buffer) {
-            Ok(0) => return Err(End::Cause(Cause::PeerGone)),
-            Ok(count) => count,
-            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
-                return Ok(());
-            }
-            Err(error) => return Err(error.into()),
-        };
-        self.received.extend_from_slice(&buffer[..count]);
-        while let Some(frame) = self.take_frame()? {
-            self.handle(frame)?;
-        }
-        Ok(())
-    }
-
-    /// The next frame of those that were read, if all of it was.
+    /// The next frame that has arrived completely.
     fn take_frame(&mut self) -> Result<Option<Frame>, End> {
-        let invalid = || End::Cause(Cause::PeerError("it sent an invalid frame".into()));
-        let Some(header) = self.received.first_chunk::<HEADER>().copied() else { return Ok(None) };
-        let len = Frame::body_len(&header).ok_or_else(invalid)?;
-        let Some(body) = self.received.get(HEADER..HEADER + len) else { return Ok(None) };
-        let frame = Frame::decode(&header, body).ok_or_else(invalid)?;
-        self.received.drain(..HEADER + len);
-        Ok(Some(frame))
+        let frame = match self.channel.poll_event()? {
+            None => return Ok(None),
+            Some(ChannelEvent::Frame { kind, payload }) => Frame::decode(kind, &payload),
+            Some(_) => None,
+        };
+        match frame {
+            Some(frame) => Ok(Some(frame)),
+            None => Err(End::Cause(Cause::PeerError("it sent an invalid frame".into()))),
+        }
     }
 
     fn handle(&mut self, frame: Frame) -> Result<(), End> {
@@ -392,12 +359,27 @@ impl Control {
     }
 }
 
-/// Makes the kernel notice a peer whose host is gone. A socket without these options only notices it later.
-fn keep_alive(stream: &TcpStream) {
-    use rustix::net::sockopt;
-    sockopt::set_socket_keepalive(stream, true).ok();
-    sockopt::set_tcp_keepidle(stream, Duration::from_secs(10)).ok();
-    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5)).ok();
-    sockopt::set_tcp_keepcnt(stream, 3).ok();
-    stream.set_nodelay(true).ok();
+/// Waits until something has arrived, or there is room for what is to be written, or there is an order. Returns whether there is an order.
+pub(super) fn wait(
+    channel: &Channel,
+    mailbox: Option<&Mailbox>,
+    timeout: Option<Duration>,
+) -> io::Result<bool> {
+    let timeout = timeout.map(|timeout| rustix::time::Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let write = if channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+    let channel = PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN | write);
+    let woken = match mailbox {
+        Some(mailbox) => {
+            let mut fds = [channel, PollFd::from_borrowed_fd(mailbox.wake_fd(), PollFlags::IN)];
+            rustix::event::poll(&mut fds, timeout.as_ref()).map(|_| !fds[1].revents().is_empty())
+        }
+        None => rustix::event::poll(&mut [channel], timeout.as_ref()).map(|_| false),
+    };
+    match woken {
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        woken => Ok(woken?),
+    }
 }

@@ -2,6 +2,7 @@
 
 use crosstie_protocol::rails::Violation;
 
+use crate::bootstrap::channel::ChannelError;
 use crate::device::{DeviceError, OutOfRegion};
 
 /// A context, a listener or a connection could not be set up.
@@ -33,9 +34,24 @@ pub enum SetupError {
     /// The peer refused the connection, or sent something else than a handshake.
     #[error("the peer refused the connection: {0}")]
     Refused(String),
-    /// The peer did not complete the handshake in time, or closed the connection.
+    /// The peer did not complete the handshake in time, closed the connection, or cannot be reached.
     #[error("the peer did not complete the handshake: {0}")]
     Handshake(std::io::Error),
+}
+
+impl From<ChannelError> for SetupError {
+    fn from(error: ChannelError) -> SetupError {
+        match error {
+            ChannelError::Io(source) => SetupError::Handshake(source),
+            ChannelError::Rejected(_) => SetupError::Refused(
+                "one end does not know the secret of the handle: use the handle of a listener that still listens".into(),
+            ),
+            ChannelError::Closed | ChannelError::ClosedBeforeHandshake => {
+                SetupError::Handshake(std::io::Error::new(std::io::ErrorKind::ConnectionReset, error))
+            }
+            error => SetupError::Handshake(std::io::Error::other(error)),
+        }
+    }
 }
 
 /// Why a connection ended. All its requests end with it.

@@ -1,28 +1,25 @@
-//! The frames of the control connection.
+//! The frames of the control connection, which is a [`Channel`]: it authenticates both ends and every frame.
 //!
 //! ```text
-//!  0      1      2          4       8                8 + len
-//! +------+------+----------+-------+----------------+
-//! | kind | rail | reserved | len   | body           |
-//! +------+------+----------+-------+----------------+
+//!  kind of the channel's frame, and its payload:
+//!  0      1                len
+//! +------+----------------+
+//! | rail | body           |
+//! +------+----------------+
 //! ```
 //!
-//! All integers are little-endian. The first bytes that a connector sends are the magic number and the listener's secret;
-//! nothing else is read before they are checked.
+//! All integers are little-endian.
 
 use crosstie_protocol::rails::{FenceEntry, MAX_GROUP, MAX_RAILS, MAX_SLOTS};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::config::MAX_DATA_QPS;
 use super::endpoint::{Agreement, EndpointAddress};
+use crate::bootstrap::channel::{Channel, ChannelError};
 use crate::device::{QpAddress, RemoteMemory};
 
-/// The first bytes of a connection: name and version of the protocol.
-pub(super) const MAGIC: [u8; 8] = *b"CTRAIL\x00\x01";
-/// Length of a frame's header.
-pub(super) const HEADER: usize = 8;
-/// The longest body.
-pub(super) const MAX_BODY: usize = 16 << 10;
+/// The longest payload of a frame.
+pub(super) const MAX_PAYLOAD: usize = 16 << 10;
 
 /// What a frame says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +50,15 @@ pub(super) enum Frame {
 }
 
 impl Frame {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = vec![0; HEADER];
+    /// Queues the frame, and writes what the socket takes.
+    pub(super) fn send(&self, channel: &mut Channel) -> Result<(), ChannelError> {
+        let (kind, payload) = self.encode();
+        channel.send(kind, &payload)
+    }
+
+    /// The kind and the payload.
+    pub(super) fn encode(&self) -> (u8, Vec<u8>) {
+        let mut out = vec![0];
         let (kind, rail) = match self {
             Frame::Hello(agreed, mask, endpoints) => {
                 put_agreement(&mut out, agreed);
@@ -107,27 +111,18 @@ impl Frame {
                 (11, 0)
             }
         };
-        out[0] = kind;
-        out[1] = rail as u8;
-        let len = (out.len() - HEADER) as u32;
-        out[4..8].copy_from_slice(&len.to_le_bytes());
-        out
+        out[0] = rail as u8;
+        (kind, out)
     }
 
-    /// The length of a frame's body, from its header. `None` if it is longer than any frame.
-    pub(super) fn body_len(header: &[u8; HEADER]) -> Option<usize> {
-        let len = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
-        (len <= MAX_BODY).then_some(len)
-    }
-
-    /// The frame with this header and body. `None` if a peer sent something else than a frame.
-    pub(super) fn decode(header: &[u8; HEADER], body: &[u8]) -> Option<Frame> {
-        let rail = usize::from(header[1]);
+    /// The frame of this kind and payload. `None` if a peer sent something else than a frame.
+    pub(super) fn decode(kind: u8, payload: &[u8]) -> Option<Frame> {
+        let (rail, mut body) = payload.split_first()?;
+        let rail = usize::from(*rail);
         if rail >= MAX_RAILS {
             return None;
         }
-        let mut body = body;
-        let frame = match header[0] {
+        let frame = match kind {
             1 => {
                 let agreed = take_agreement(&mut body)?;
                 let mask = take::<1>(&mut body)?[0];
@@ -267,10 +262,9 @@ mod tests {
     #[test]
     fn frames_survive_encoding_and_no_part_of_a_frame_is_one() {
         for frame in sample() {
-            let bytes = frame.encode();
-            let (header, body) = bytes.split_first_chunk::<HEADER>().unwrap();
-            assert_eq!(Frame::body_len(header), Some(body.len()));
-            assert_eq!(Frame::decode(header, body), Some(frame.clone()));
+            let (kind, payload) = frame.encode();
+            assert!(payload.len() <= MAX_PAYLOAD);
+            assert_eq!(Frame::decode(kind, &payload), Some(frame.clone()));
             if !matches!(
                 frame,
                 Frame::Error(_)
@@ -279,8 +273,8 @@ mod tests {
                     | Frame::Accept { .. }
                     | Frame::Close { .. }
             ) {
-                for len in 0..body.len() {
-                    assert_eq!(Frame::decode(header, &body[..len]), None, "{frame:?} cut to {len}");
+                for len in 0..payload.len() {
+                    assert_eq!(Frame::decode(kind, &payload[..len]), None, "{frame:?} cut to {len}");
                 }
             }
         }
@@ -289,15 +283,12 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_are_a_frame_or_not(
-            header in any::<[u8; HEADER]>(), kind in 0..13u8, body in prop::collection::vec(any::<u8>(), 0..600),
+            kind in 0..13u8, rail in 0..5u8, body in prop::collection::vec(any::<u8>(), 0..600),
         ) {
-            let mut header = header;
-            header[0] = kind;
-            header[1] &= 3;
-            if let Some(frame) = Frame::decode(&header, &body) {
-                let bytes = frame.encode();
-                let (again, body) = bytes.split_first_chunk::<HEADER>().unwrap();
-                let decoded = Frame::decode(again, body).unwrap();
+            let payload = [&[rail][..], &body].concat();
+            if let Some(frame) = Frame::decode(kind, &payload) {
+                let (kind, again) = frame.encode();
+                let decoded = Frame::decode(kind, &again).unwrap();
                 if !matches!(frame, Frame::Error(_)) {
                     prop_assert_eq!(decoded, frame);
                 }

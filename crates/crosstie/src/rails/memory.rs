@@ -8,10 +8,11 @@ use crate::device::{Access, MultiRegion, OutOfRegion, RemoteMemory, Sge};
 
 /// Memory registered on all devices of a [`Rails`](super::Rails) context. Any thread may register memory while others send.
 ///
-/// Dropping it deregisters the memory when no request receives into it any more, see [`Mr`](crate::device::Mr).
+/// Dropping it deregisters the memory when no request receives into it any more, see [`Mr`](crate::device::Mr). A send does not keep it:
+/// memory that is dropped before [`test`](super::SendConnection::test) says that the send is done ends the connection.
 #[derive(Debug)]
 pub struct Memory {
-    /// A receive that may have to copy from staging memory holds a second reference.
+    /// Each receive into it holds another reference until it is done.
     pub(super) regions: Arc<MultiRegion>,
     /// The context, so that memory of another one is recognised.
     pub(super) context: u64,

@@ -80,11 +80,13 @@ mod counters;
 mod endpoint;
 mod error;
 mod events;
+mod flush;
 mod frames;
 #[cfg(all(test, not(loom)))]
 mod fuzz_tests;
 mod head;
 mod hint;
+mod load;
 mod mailbox;
 mod memory;
 mod metrics;
@@ -94,7 +96,7 @@ mod scripted_peers;
 mod sender;
 
 pub use config::{
-    Config, HANDSHAKE_TIMEOUT, MAX_DATA_QPS, MAX_HANDSHAKES, MAX_UNAUTHENTICATED, Split,
+    Config, HANDSHAKE_TIMEOUT, MAX_ATTEMPTS, MAX_DATA_QPS, MAX_HANDSHAKES, MAX_UNAUTHENTICATED, Split,
     UNAUTHENTICATED_TIMEOUT,
 };
 pub use connect::{Connecting, Handle, Listener};
@@ -103,6 +105,7 @@ pub use context::Rails;
 pub use counters::{Counters, RailCounters};
 pub use crosstie_protocol::rails::{MAX_GROUP, MAX_RAILS, Mask, Violation};
 pub use error::{Cause, RequestError, SetupError};
+pub use flush::{Flush, Flusher};
 pub use hint::{Hint, HintPublisher};
 pub use memory::{DeregisterError, Memory};
 pub use metrics::MetricsServer;

@@ -4,7 +4,7 @@
 //! machine starts the other rank. Elsewhere it starts both ranks, on the software device.
 
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -16,7 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) struct Hosts {
     pub(crate) ranks: Vec<u32>,
     pub(crate) device: &'static str,
-    rendezvous: String,
+    /// An address and a port of the first of the two hosts.
+    pub(crate) rendezvous: String,
 }
 
 impl Hosts {
@@ -32,11 +33,15 @@ impl Hosts {
         Hosts { ranks, device, rendezvous: format!("{address}:{port}") }
     }
 
-    /// Starts a program as each of its ranks.
-    pub(crate) fn start(&self, program: &Path, arguments: &[&str]) -> Vec<(u32, Child)> {
+    /// Starts a program as each of its ranks, with arguments that depend on the rank.
+    pub(crate) fn start<'a>(
+        &self,
+        program: &Path,
+        arguments: impl Fn(u32) -> &'a [&'a str],
+    ) -> Vec<(u32, Child)> {
         let start = |rank: &u32| {
             let child = Command::new(program)
-                .args(arguments)
+                .args(arguments(*rank))
                 .env("CROSSTIE_RANK", rank.to_string())
                 .env("CROSSTIE_SIZE", "2")
                 .env("CROSSTIE_RENDEZVOUS", &self.rendezvous)
@@ -55,6 +60,13 @@ impl Hosts {
 fn own_address() -> Ipv4Addr {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(127, 64 | high, middle, low)
+}
+
+/// The path of an example's program, which `cargo test` has built, or `cargo build --examples`.
+pub(crate) fn example_path(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("this program has a path");
+    let profile = test.parent().and_then(|deps| deps.parent()).expect("test programs are in PROFILE/deps");
+    profile.join("examples").join(name)
 }
 
 /// Waits until all exit, at most for the timeout.

@@ -8,6 +8,7 @@ mod rng;
 mod pair;
 
 mod failover;
+mod flush;
 mod observe;
 mod peers;
 mod registrations;

@@ -54,6 +54,55 @@ fn a_faster_link_gets_more_bytes() {
     assert!(bytes[0] > bytes[1] * 3 / 2, "{bytes:?}");
 }
 
+/// A monitor, a second communicator or another library of the process: whoever else sends over a NIC makes it busy.
+#[test]
+fn connections_over_one_port_see_each_others_bytes_under_way() {
+    const LEN: usize = 8 << 20;
+    let [ours, theirs] = [(); 2].map(|()| vec![software(), software()]);
+    let context = |devices: &Vec<_>, split| {
+        Rails::new(devices.clone(), Config { split, min_part: 1, ..Config::default() }).unwrap()
+    };
+    let one_rail = Split::Fixed([1, 0, 0, 0]);
+    let (here, also_here) = (context(&ours, one_rail), context(&ours, Split::Adaptive));
+    let there = context(&theirs, Split::Adaptive);
+    let ((mut busy, mut busy_receiver), (mut sender, mut receiver)) =
+        (connect(&here, &there), connect(&also_here, &there));
+    let [from, to] = [&also_here, &there].map(|rails| rails.allocate(LEN).unwrap());
+    let busy_from = here.allocate(LEN).unwrap();
+    // Until the program polls its completion, the message is under way.
+    start(&mut busy, &mut busy_receiver, &busy_from, &to, LEN);
+    let mut bytes_of_a_message = |len| {
+        let before = sender.counters().rails;
+        let receive = start(&mut sender, &mut receiver, &from, &to, len);
+        let started = std::time::Instant::now();
+        while receiver.test(receive).unwrap().is_none() {
+            sender.progress();
+            check_hang(started);
+        }
+        [0, 1].map(|rail| sender.counters().rails[rail].bytes - before[rail].bytes)
+    };
+    assert_eq!(bytes_of_a_message(LEN / 2), [0, LEN as u64 / 2], "rail 0 is busy with the other connection");
+    drop(busy);
+    assert!(bytes_of_a_message(LEN)[0] > 0, "rail 0 is idle");
+}
+
+/// Posts a buffer, and starts to send into it.
+fn start(
+    sender: &mut SendConnection,
+    receiver: &mut RecvConnection,
+    from: &Memory,
+    to: &Memory,
+    len: usize,
+) -> RecvRequest {
+    let buffer = RecvBuffer { memory: to, range: 0..len, tag: 0 };
+    let receive = receiver.irecv(&[buffer]).unwrap().unwrap();
+    let started = std::time::Instant::now();
+    while sender.isend(from, 0..len, 0).unwrap().is_none() {
+        check_hang(started);
+    }
+    receive
+}
+
 #[test]
 fn a_hint_takes_effect_with_the_next_message() {
     let publisher = HintPublisher::create().unwrap();

@@ -268,8 +268,8 @@ fn a_peer_without_the_secret_is_dropped_and_disturbs_nobody() {
     let address = ("127.0.0.1", port);
     let mut strangers: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
     for (n, stranger) in strangers.iter_mut().enumerate() {
-        // Nothing, too little, or the wrong secret.
-        stranger.write_all(&vec![n as u8; [0, 5, 40, 5000][n % 4]]).ok();
+        // Nothing, too little, or a wrong proof of the secret: a nonce, rank and size, and the proof.
+        stranger.write_all(&vec![n as u8; [0, 5, 32 + 40, 5000][n % 4]]).ok();
     }
     let mut wrong = handle.to_bytes();
     wrong[30] ^= 1;
@@ -291,8 +291,10 @@ fn a_peer_without_the_secret_is_dropped_and_disturbs_nobody() {
         check_hang(started);
         std::thread::sleep(Duration::from_micros(200));
     }
-    let mut one = [0];
+    let mut answer = Vec::new();
     strangers[2].set_read_timeout(Some(HANG)).unwrap();
-    assert!(matches!(strangers[2].read(&mut one), Ok(0) | Err(_)), "the stranger got an answer");
+    strangers[2].read_to_end(&mut answer).unwrap();
+    // A fresh nonce, and zeros instead of an answer.
+    assert_eq!((answer.len(), &answer[32..]), (32 + 37, &[0; 37][..]), "the stranger got an answer");
     assert!(Handle::from_bytes(&[0; Handle::LEN]).is_err());
 }

@@ -352,6 +352,37 @@ fn short_and_general_ways_carry_the_same_messages() {
     }
 }
 
+/// On every device, also where nothing is copied by the receiver: a NIC would write into memory that the program has again.
+#[test]
+fn memory_cannot_be_deregistered_while_a_receive_into_it_is_outstanding() {
+    for (rails, staging) in [(1, Some(0)), (1, None), (2, Some(0)), (2, None)] {
+        let mut pair = Pair::plain(rails, Config { staging, ..Config::default() });
+        let from = pair.here.allocate(1 << 16).unwrap();
+        for tags in 1..=2 {
+            let mut memories: Vec<Memory> =
+                (0..tags).map(|_| pair.there.allocate(1 << 16).unwrap()).collect();
+            let buffers: Vec<RecvBuffer<'_>> = memories
+                .iter()
+                .zip(0..)
+                .map(|(memory, tag)| RecvBuffer { memory, range: 0..1 << 16, tag })
+                .collect();
+            let receive = pair.receiver.irecv(&buffers).unwrap().unwrap();
+            memories = memories
+                .into_iter()
+                .map(|memory| match memory.deregister(HANG) {
+                    Err(DeregisterError::InUse(memory)) => memory,
+                    other => panic!("{rails} rails: {other:?}"),
+                })
+                .collect();
+            for tag in 0..tags {
+                pair.progress_until(|pair| pair.sender.isend(&from, 0..1 << 16, tag).unwrap().is_some());
+            }
+            pair.progress_until(|pair| pair.receiver.test(receive).unwrap().is_some());
+            memories.into_iter().for_each(|memory| memory.deregister(HANG).unwrap());
+        }
+    }
+}
+
 #[test]
 fn memory_of_a_short_receive_is_held_until_it_is_released() {
     let mut pair = Pair::plain(1, Config::default());

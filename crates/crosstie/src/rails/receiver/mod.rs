@@ -80,8 +80,8 @@ struct Request {
     rkey: u32,
     /// What arrived in it.
     size: usize,
-    /// The memory of a receive whose message may be staged: here, or in [`RecvCore::held`].
-    staged_into: Option<Arc<MultiRegion>>,
+    /// The memory of a receive with one buffer, until it is done: here, or in [`RecvCore::held`].
+    memory: Option<Arc<MultiRegion>>,
     uses_held: bool,
 }
 
@@ -102,6 +102,8 @@ impl Request {
 struct Buffers {
     wanted: [ClearToSend; MAX_GROUP],
     sizes: [usize; MAX_GROUP],
+    /// The memory of a receive with several, until it is done.
+    memory: [Option<Arc<MultiRegion>>; MAX_GROUP],
 }
 
 #[derive(Debug)]
@@ -237,8 +239,7 @@ impl RecvCore {
             return Ok(None);
         }
         // Before the stores below: an atomic instruction waits for all earlier stores.
-        let staged_into =
-            (buffers.len() == 1 && self.agreed.staging > 0).then(|| buffers[0].memory.regions.clone());
+        let memory = (buffers.len() == 1).then(|| buffers[0].memory.regions.clone());
         // The slot is free, so its request can be written in place; it begins when its number is stored.
         for (index, buffer) in buffers.iter().enumerate() {
             if buffer.memory.context != self.context_id {
@@ -274,9 +275,12 @@ impl RecvCore {
         request.count = buffers.len() as u8;
         (request.is_taken, request.is_done, request.has_record) = (false, false, false);
         (request.mask, request.clear_rail, request.size) = (0, 0, 0);
-        (request.staged_into, request.uses_held) = (staged_into, false);
+        (request.memory, request.uses_held) = (memory, false);
         if buffers.len() > 1 {
-            self.buffers[slot].sizes = [0; MAX_GROUP];
+            let group = &mut self.buffers[slot];
+            group.sizes = [0; MAX_GROUP];
+            group.memory =
+                core::array::from_fn(|i| buffers.get(i).map(|buffer| buffer.memory.regions.clone()));
         }
         self.refill();
         self.send_clear(number);
@@ -466,13 +470,15 @@ impl RecvCore {
             request.size = bytes as usize;
         } else if !request.has_record {
             return Err(Violation::BadRecord { slot: imm.slot });
+        } else {
+            self.buffers[slot].memory = Default::default();
         }
         let held = if request.uses_held {
             request.uses_held = false;
             self.held_by -= 1;
             self.held.clone().filter(|_| staged)
         } else {
-            request.staged_into.take()
+            request.memory.take()
         };
         if staged {
             // One part, on this rail: the staging memory is here. Its length was checked against the buffer's.

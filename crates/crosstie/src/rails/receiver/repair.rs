@@ -45,6 +45,10 @@ impl RecvCore {
     #[cold]
     pub(super) fn read_mail(&mut self) {
         for mail in self.mailbox.take_mail() {
+            if self.ended.is_some() {
+                // It was sent before the control thread knew.
+                continue;
+            }
             match mail {
                 Mail::Fence { rail, epoch, next, entries } => {
                     if rail < self.agreed.rails && self.rails[rail].epoch == epoch {
@@ -237,7 +241,10 @@ impl RecvCore {
             }
         }
         for request in &mut self.requests {
-            (request.staged_into, request.uses_held) = (None, false);
+            (request.memory, request.uses_held) = (None, false);
+        }
+        for group in &mut self.buffers {
+            group.memory = Default::default();
         }
         (self.held, self.held_by) = (None, 0);
         self.up = 0;

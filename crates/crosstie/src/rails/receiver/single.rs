@@ -47,20 +47,19 @@ impl RecvCore {
         {
             return None;
         }
-        let uses_held = self.agreed.staging > 0;
-        if uses_held && !matches!(&self.held, Some(held) if Arc::ptr_eq(held, &memory.regions)) {
+        if !matches!(&self.held, Some(held) if Arc::ptr_eq(held, &memory.regions)) {
             if self.held_by > 0 {
                 return None;
             }
             self.held = Some(memory.regions.clone());
         }
         let number = self.protocol.post(room)?;
-        self.held_by += u32::from(uses_held);
+        self.held_by += 1;
         request.message = number;
         (request.addr, request.rkey, request.room, request.tag) = (sge.addr, rkey, room, tag);
         (request.count, request.mask, request.clear_rail, request.size) = (1, 0, 0, 0);
         (request.is_taken, request.is_done, request.has_record) = (false, false, false);
-        request.uses_held = uses_held;
+        request.uses_held = true;
         if !self.write_clear(number, slot) {
             self.send_clear(number);
         }
@@ -131,7 +130,7 @@ impl RecvCore {
                 request.uses_held = false;
                 *held_by -= 1;
             } else {
-                drop(request.staged_into.take());
+                drop(request.memory.take());
             }
             let cells = &counters.rails[0];
             cells.bytes.add(completion.byte_len.into());

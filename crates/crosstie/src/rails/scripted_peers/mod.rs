@@ -1,11 +1,11 @@
 //! Connections whose peer is played by a test, frame by frame and request by request: what no correct peer does, and the order of
 //! what both ends do.
 
+mod connect_tests;
 mod receiver_tests;
 mod sender_tests;
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -13,11 +13,14 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::rails::{CTS_LEN, ClearToSend, MAX_RAILS};
 
-use super::connect::Handle;
+use super::connect::{ENDS, Handle, SENDER};
 use super::context::Context;
+use super::control::wait;
 use super::endpoint::{Agreement, Endpoint, Role};
-use super::frames::{Frame, HEADER, MAGIC};
+use super::frames::{Frame, MAX_PAYLOAD};
 use super::{Config, Memory, Rails, RecvConnection, SendConnection, Split};
+use crate::bootstrap::Secret;
+use crate::bootstrap::channel::{Channel, ChannelError, ChannelEvent};
 use crate::device::{Completion, Data, Device, SendOp, SendWr, software};
 
 /// How long anything may take before a test fails instead of hanging.
@@ -58,7 +61,7 @@ fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
 
 /// One end of a connection without the code that drives it.
 struct Peer {
-    stream: TcpStream,
+    channel: Channel,
     context: Arc<Context>,
     agreed: Agreement,
     endpoints: Vec<Endpoint>,
@@ -68,7 +71,7 @@ impl Peer {
     /// A receiver, and the sender that the test plays.
     fn sender(there: &Rails) -> (RecvConnection, Peer) {
         let mut listener = there.listen().unwrap();
-        let handle = listener.handle().to_bytes();
+        let handle = listener.handle();
         let playing = thread::spawn(move || {
             let context = rails().context;
             let config = &context.config;
@@ -80,11 +83,10 @@ impl Peer {
                 staging: 0,
             };
             let endpoints = create_endpoints(&context, Role::Sender, &agreed);
-            let port = u16::from_le_bytes([handle[4], handle[5]]);
-            let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-            let mut peer = Peer { stream, context, agreed, endpoints };
-            peer.stream.write_all(&MAGIC).unwrap();
-            peer.stream.write_all(&handle[24..56]).unwrap();
+            let channel =
+                Channel::connect(handle.address(), SENDER, ENDS, &handle.secret().unwrap(), MAX_PAYLOAD);
+            let mut peer = Peer { channel: channel.unwrap(), context, agreed, endpoints };
+            assert_eq!(peer.next_event().unwrap(), ChannelEvent::Open);
             let addresses = peer.endpoints.iter().map(Endpoint::address).collect();
             peer.send(&Frame::Hello(agreed, 1, addresses));
             let Some(Frame::Welcome(welcome, addresses)) = peer.read() else { panic!("no welcome") };
@@ -105,11 +107,12 @@ impl Peer {
         let mut connecting = here.connect(&Handle::new(socket.local_addr().unwrap(), [7; 32])).unwrap();
         let playing = thread::spawn(move || {
             let context = rails().context;
-            let mut stream = socket.accept().unwrap().0;
-            let mut opening = [0; MAGIC.len() + 32];
-            stream.read_exact(&mut opening).unwrap();
+            let secret = Secret::new([7; 32]).unwrap();
+            let channel = Channel::from_accepted(socket.accept().unwrap().0, &secret, MAX_PAYLOAD).unwrap();
             let agreed = Agreement { rails: RAILS, slots: 1, max_group: 1, data_qps: 1, staging: 0 };
-            let mut peer = Peer { stream, context, agreed, endpoints: Vec::new() };
+            let mut peer = Peer { channel, context, agreed, endpoints: Vec::new() };
+            assert_eq!(peer.next_event().unwrap(), ChannelEvent::JoinRequest { rank: SENDER, size: ENDS });
+            peer.channel.accept_join().unwrap();
             let Some(Frame::Hello(agreed, _, addresses)) = peer.read() else { panic!("no hello") };
             peer.agreed = agreed;
             peer.endpoints = create_endpoints(&peer.context, Role::Receiver, &agreed);
@@ -126,20 +129,25 @@ impl Peer {
     }
 
     fn send(&mut self, frame: &Frame) {
-        self.stream.write_all(&frame.encode()).unwrap();
+        frame.send(&mut self.channel).unwrap();
     }
 
-    /// The next frame; `None` if the stream has ended.
+    /// The next frame; `None` if the connection has ended.
     fn read(&mut self) -> Option<Frame> {
-        self.stream.set_read_timeout(Some(HANG)).unwrap();
-        let mut header = [0; HEADER];
-        if self.stream.read(&mut header[..1]).expect("a frame, or the end of the stream") == 0 {
-            return None;
+        match self.next_event() {
+            Ok(ChannelEvent::Frame { kind, payload }) => {
+                Some(Frame::decode(kind, &payload).expect("a frame"))
+            }
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => {
+                assert!(matches!(error, ChannelError::Closed | ChannelError::Io(_)), "{error}");
+                None
+            }
         }
-        self.stream.read_exact(&mut header[1..]).unwrap();
-        let mut body = vec![0; Frame::body_len(&header).unwrap()];
-        self.stream.read_exact(&mut body).unwrap();
-        Some(Frame::decode(&header, &body).unwrap())
+    }
+
+    fn next_event(&mut self) -> Result<ChannelEvent, ChannelError> {
+        next_event(&mut self.channel)
     }
 
     /// Writes `bytes` to `at` of the memory that the peer gave for this rail, with or without an immediate.
@@ -177,6 +185,34 @@ impl Peer {
         let mut polled = None;
         self.endpoints[rail].cq.poll(1, |completion| polled = Some(*completion)).unwrap();
         polled
+    }
+}
+
+/// A channel whose ends are open.
+fn channels() -> (Channel, Channel) {
+    let secret = Secret::new([7; 32]).unwrap();
+    let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let at = socket.local_addr().unwrap();
+    let mut connected = Channel::connect(at, SENDER, ENDS, &secret, MAX_PAYLOAD).unwrap();
+    let mut accepted = Channel::from_accepted(socket.accept().unwrap().0, &secret, MAX_PAYLOAD).unwrap();
+    until(|| {
+        connected.poll_event().unwrap();
+        accepted.poll_event().unwrap()
+    });
+    accepted.accept_join().unwrap();
+    assert_eq!(next_event(&mut connected).unwrap(), ChannelEvent::Open);
+    (connected, accepted)
+}
+
+/// Waits for the next event of a channel.
+fn next_event(channel: &mut Channel) -> Result<ChannelEvent, ChannelError> {
+    let started = Instant::now();
+    loop {
+        if let Some(event) = channel.poll_event()? {
+            return Ok(event);
+        }
+        assert!(started.elapsed() < HANG, "nothing arrives");
+        wait(channel, None, Some(HANG)).unwrap();
     }
 }
 

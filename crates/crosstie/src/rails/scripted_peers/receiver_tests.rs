@@ -87,8 +87,9 @@ fn a_fence_is_answered_after_the_sender_has_left_its_operation() {
     let receive = receiver.irecv(&[RecvBuffer { memory: &memory, range: 0..4096, tag: 0 }]).unwrap().unwrap();
     peer.endpoints[0].post_probe(0).unwrap();
     peer.endpoints[0].qps[0].pretend_operation(true);
-    let fences = [fence(0, 0), fence(1, 0)].map(|fence| fence.encode()).concat();
-    peer.stream.write_all(&fences).unwrap();
+    for rail in 0..RAILS {
+        peer.send(&fence(rail, 0));
+    }
     assert_eq!(peer.read(), Some(answer(1, 0)), "the other rail does not wait");
     assert_eq!(receiver.rails_up(), 0);
     // A thousand calls would take a quarter of an hour if each waited for the peer for a second.

@@ -1,7 +1,5 @@
 //! A sender whose receiver is played by the test.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use crosstie_protocol::rails::{FenceEntry, Immediate, RECORD_LEN, Record};
 
 use rustix::event::{PollFd, PollFlags};
@@ -11,9 +9,10 @@ use crate::device::Status;
 use crate::device::fault::Plan;
 use crate::rails::connect::Parts;
 use crate::rails::control::Control;
-use crate::rails::mailbox::{Mailbox, Order};
+use crate::rails::mailbox::{Mail, Mailbox, Order};
+use crate::rails::receiver::RecvCore;
 use crate::rails::sender::SendCore;
-use crate::rails::{Cause, SendRequest};
+use crate::rails::{Cause, RecvBuffer, RequestError, SendRequest};
 
 const LEN: usize = 10_000;
 
@@ -143,19 +142,21 @@ fn only_the_leader_rail_writes_the_record_of_a_group() {
 fn the_last_frame_arrives_while_the_peer_sends() {
     let here = rails();
     let (sender, mut peer) = Peer::receiver(&here);
-    // Frames that change nothing.
-    let frames = Frame::RailError { rail: 0, epoch: 77 }.encode().repeat(1000);
-    let (mut stream, written) = (peer.stream.try_clone().unwrap(), AtomicU64::new(0));
-    const STOP: u64 = u64::MAX / 2;
-    thread::scope(|scope| {
-        scope.spawn(|| while stream.write_all(&frames).is_ok() && written.fetch_add(1, Relaxed) < STOP {});
-        until(|| (written.load(Relaxed) > 100).then_some(()));
-        drop(sender);
-        let (last, end) = (peer.read(), peer.stream.read(&mut [0]));
-        written.store(STOP, Relaxed);
-        assert_eq!(last, Some(Frame::Close { next: 0, open: Vec::new() }));
-        assert_eq!(end.unwrap(), 0);
+    let closing = thread::spawn(move || drop(sender));
+    let last = until(|| {
+        // It changes nothing.
+        while !peer.channel.wants_write() {
+            let sent = Frame::RailError { rail: 1, epoch: 77 }.send(&mut peer.channel);
+            if sent.is_err() {
+                break;
+            }
+        }
+        peer.channel.poll_event().unwrap()
     });
+    let (kind, payload) = Frame::Close { next: 0, open: Vec::new() }.encode();
+    assert_eq!(last, ChannelEvent::Frame { kind, payload });
+    assert_eq!(peer.read(), None);
+    closing.join().unwrap();
 }
 
 /// The receiver closes the connection and exits while frames of the sender are under way: the next frame cannot be sent, and the
@@ -164,24 +165,60 @@ fn the_last_frame_arrives_while_the_peer_sends() {
 fn a_close_that_was_not_read_counts_when_a_frame_cannot_be_sent() {
     let context = rails().context;
     let agreed = Agreement { rails: RAILS, slots: 4, max_group: 1, data_qps: 1, staging: 0 };
-    let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let mut stream = TcpStream::connect(socket.local_addr().unwrap()).unwrap();
-    let mut exited = socket.accept().unwrap().0;
-    exited.write_all(&Frame::Close { next: 0, open: Vec::new() }.encode()).unwrap();
+    let (mut channel, mut exited) = channels();
+    Frame::Close { next: 0, open: Vec::new() }.send(&mut exited).unwrap();
     drop(exited);
     let fence = Frame::Fence { rail: 0, epoch: 0, next: 0, entries: Vec::new() };
-    stream.write_all(&fence.encode()).unwrap();
+    fence.send(&mut channel).unwrap();
     until(|| {
-        let mut fds = [PollFd::new(&stream, PollFlags::empty())];
+        let mut fds = [PollFd::new(&channel, PollFlags::empty())];
         rustix::event::poll(&mut fds, None).unwrap();
         fds[0].revents().contains(PollFlags::ERR).then_some(())
     });
     let mailbox = Arc::new(Mailbox::new().unwrap());
     let endpoints = create_endpoints(&context, Role::Sender, &agreed);
-    let control = Control::new(context.clone(), mailbox.clone(), stream, Role::Sender, agreed);
+    let control = Control::new(context.clone(), mailbox.clone(), channel, Role::Sender, agreed);
     mailbox.put_order(Order::Send(fence));
     let parts = Parts { context, mailbox, agreed, endpoints, first_mask: 1 };
     let (mut sender, core) = SendConnection::new(SendCore::new(parts));
     control.run(&core);
     assert_eq!(sender.cause(), Some(Cause::PeerClosed));
+}
+
+/// The connection ends while its control thread has built a rail again.
+#[test]
+fn a_rail_that_returns_after_the_end_changes_nothing() {
+    let rails = rails();
+    let agreed = Agreement { rails: RAILS, slots: 4, max_group: 1, data_qps: 1, staging: 0 };
+    for role in [Role::Sender, Role::Receiver] {
+        let context = rails.context.clone();
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let endpoints = create_endpoints(&context, role, &agreed);
+        let memory = rails.allocate(LEN).unwrap();
+        let endpoint = Box::new(Endpoint::create(&context, 0, role, &agreed, 1).unwrap());
+        let parts = Parts { context, mailbox: mailbox.clone(), agreed, endpoints, first_mask: 1 };
+        let returned = Mail::Returned { rail: 0, endpoint };
+        let aborted = Err(RequestError::Ended(Cause::Aborted));
+        match role {
+            Role::Sender => {
+                let mut core = SendCore::new(parts);
+                core.abort();
+                mailbox.put_mail(returned);
+                for _ in 0..2 {
+                    assert_eq!(core.isend(&memory, 0..LEN, 0), aborted.clone().map(|()| None));
+                }
+                assert_eq!(core.rails_up(), 0);
+            }
+            Role::Receiver => {
+                let mut core = RecvCore::new(parts);
+                core.abort();
+                mailbox.put_mail(returned);
+                for _ in 0..2 {
+                    let buffer = RecvBuffer { memory: &memory, range: 0..LEN, tag: 0 };
+                    assert_eq!(core.irecv(&[buffer]), aborted.clone().map(|()| None));
+                }
+                assert_eq!(core.rails_up(), 0);
+            }
+        }
+    }
 }

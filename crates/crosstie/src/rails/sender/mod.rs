@@ -14,7 +14,7 @@ mod single;
 use core::ops::Range;
 use std::sync::Arc;
 
-use crosstie_protocol::rails::{CTS_LEN, Chunk, MAX_GROUP, MAX_RAILS, Mask, Rates, Sender};
+use crosstie_protocol::rails::{CTS_LEN, Chunk, MAX_GROUP, MAX_RAILS, Mask, Sender};
 
 use super::config::{SLOW_POLLS, Split};
 use super::connect::Parts;
@@ -23,6 +23,7 @@ use super::counters::ConnectionCounters;
 use super::endpoint::{Agreement, Endpoint, PROBE, Role};
 use super::error::{Cause, RequestError};
 use super::head::{Head, Source};
+use super::load::RailLoad;
 use super::mailbox::Mailbox;
 use super::memory::Memory;
 use crate::copyrpc::poll_clock::PollClock;
@@ -87,10 +88,9 @@ impl Target {
 struct Rail {
     endpoint: Option<Box<Endpoint>>,
     epoch: u32,
-    /// Requests and bytes under way.
+    /// Requests under way.
     outstanding: u32,
-    queued: u64,
-    rates: Rates,
+    load: RailLoad,
     /// When a completion arrived, or the first request was posted, in nanoseconds.
     progress_at: u64,
     probed_at: Option<u64>,
@@ -103,7 +103,7 @@ impl Rail {
         if self.outstanding == 0 {
             self.progress_at = now;
         }
-        self.queued += bytes;
+        self.load.add(bytes);
         self.outstanding += 1;
         self.endpoint.as_deref_mut()
     }
@@ -152,11 +152,10 @@ impl SendCore {
             mailbox,
             agreed,
             counters,
-            rails: core::array::from_fn(|_| Rail {
+            rails: core::array::from_fn(|rail| Rail {
                 endpoint: endpoints.next().map(Box::new),
                 epoch: 0,
-                rates: Rates::default(),
-                queued: 0,
+                load: context.loads.get(rail).cloned().map(RailLoad::on).unwrap_or_default(),
                 outstanding: 0,
                 progress_at: 0,
                 probed_at: None,
@@ -437,11 +436,11 @@ impl SendCore {
         let since = self.transfers[slot].posted_at[rail];
         if attempt == 0 {
             cells.latencies.record(now.saturating_sub(since));
-            state.rates.record(bytes, now.saturating_sub(since.max(state.progress_at)));
-            cells.rate.store(state.rates.rate().unwrap_or(0), Relaxed);
+            state.load.record(bytes, since, now);
+            cells.rate.store(state.load.rate().unwrap_or(0), Relaxed);
         }
         state.progress_at = now;
-        state.queued = state.queued.saturating_sub(bytes);
+        state.load.remove(bytes);
         state.outstanding = state.outstanding.saturating_sub(1);
         if self.protocol.part_done(number, attempt, rail) {
             self.finish_message(number);

@@ -70,7 +70,7 @@ impl SendCore {
         self.protocol.begin(&lens[..count], empty_rail)
     }
 
-    /// The rate and the load of each rail, as they are now.
+    /// The rate and the load of each rail's port, as they are now.
     #[inline]
     pub(super) fn loads(&self) -> [RailLoad; MAX_RAILS] {
         let hint = self.context.hint();
@@ -79,8 +79,8 @@ impl SendCore {
                 return RailLoad::default();
             }
             let state = &self.rails[rail];
-            let rate = state.rates.rate().unwrap_or(self.context.link_rates[rail].into());
-            RailLoad { rate: hint.apply(rail, rate), queued: state.queued }
+            let rate = state.load.rate().unwrap_or(self.context.link_rates[rail].into());
+            RailLoad { rate: hint.apply(rail, rate), queued: state.load.queued() }
         })
     }
 

@@ -14,6 +14,10 @@ impl SendCore {
     #[cold]
     pub(super) fn read_mail(&mut self) {
         for mail in self.mailbox.take_mail() {
+            if self.ended.is_some() {
+                // It was sent before the control thread knew.
+                continue;
+            }
             match mail {
                 Mail::RailError { rail, epoch } => {
                     if rail < self.agreed.rails && self.rails[rail].epoch == epoch {
@@ -43,8 +47,8 @@ impl SendCore {
                     let state = &mut self.rails[rail];
                     state.epoch = endpoint.epoch;
                     state.endpoint = Some(endpoint);
-                    state.rates.clear();
-                    (state.queued, state.outstanding, state.probed_at) = (0, 0, None);
+                    state.load.forget_rate();
+                    (state.outstanding, state.probed_at) = (0, None);
                     self.up |= 1 << rail;
                     self.all_down_since = None;
                     self.counters.rails[rail].returns.add(1);
@@ -103,7 +107,8 @@ impl SendCore {
         }
         drop(endpoint);
         let state = &mut self.rails[rail];
-        (state.queued, state.outstanding, state.probed_at) = (0, 0, None);
+        state.load.clear();
+        (state.outstanding, state.probed_at) = (0, None);
         self.up &= !(1 << rail);
         if self.up == 0 {
             self.all_down_since = Some(self.now());
@@ -194,6 +199,7 @@ impl SendCore {
         self.mailbox.put_order(Order::Close(last));
         // Nothing may touch the program's memory any more.
         for rail in &mut self.rails {
+            rail.load.clear();
             if let Some(mut endpoint) = rail.endpoint.take() {
                 endpoint.fail();
             }

@@ -159,8 +159,8 @@ impl SendCore {
         let (now, state, cells) = (self.now(), &mut self.rails[0], &self.counters.rails[0]);
         if let Some(begin) = begin {
             cells.latencies.record(now.saturating_sub(begin));
-            state.rates.record(len.into(), now.saturating_sub(begin));
-            cells.rate.store(state.rates.rate().unwrap_or(0), Relaxed);
+            state.load.record(len.into(), begin, now);
+            cells.rate.store(state.load.rate().unwrap_or(0), Relaxed);
         }
         // The rail works.
         (state.probed_at, state.progress_at) = (None, now);
