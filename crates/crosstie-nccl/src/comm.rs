@@ -9,16 +9,18 @@
 //! ```
 
 use core::ffi::c_int;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crosstie::rails::{Connecting, Counters, Handle, Listener, Rails, RecvConnection, SendConnection};
+use crosstie::rails::{
+    Connecting, Counters, Flusher, Handle, Listener, Rails, RecvConnection, SendConnection,
+};
 
 use crate::abi::{Fault, HANDLE_LEN};
 use crate::key::{Key, Kind};
 use crate::log::{info, trace};
 use crate::memory::RecentMemory;
 use crate::network::{self, MAX_COMMS, NetDevice};
-use crate::request::{Flusher, RecvEntry, Requests, SendEntry};
+use crate::request::{RecvEntry, Requests, SendEntry};
 use crate::table::{Table, table};
 
 const KEY_AT: usize = Handle::LEN;
@@ -26,6 +28,8 @@ const _: () = assert!(KEY_AT + 8 <= HANDLE_LEN);
 
 /// Attempts to connect that are under way.
 const MAX_CONNECTING: usize = 1 << 12;
+/// NCCL asks for the result of an attempt many times in a second. One for which it has not asked for so long was given up.
+const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 /// A listener.
 pub(crate) struct ListenComm {
@@ -39,6 +43,9 @@ struct ConnectAttempt {
     connecting: Connecting,
     rails: Rails,
     device: &'static NetDevice,
+    /// The communicator, from version 11 of the interface on.
+    context: Option<Key>,
+    asked_at: Instant,
 }
 
 /// A connection for sending. What each request needs comes first.
@@ -87,8 +94,15 @@ pub(crate) fn listen(device: c_int, traffic_class: u8) -> Result<(Key, [u8; HAND
     Ok((key, bytes))
 }
 
-/// `connect`: begins an attempt, or asks for the result of the one that is noted in `bytes`.
-pub(crate) fn connect(device: c_int, class: u8, bytes: &mut [u8; HANDLE_LEN]) -> Result<Option<Key>, Fault> {
+/// `connect`: begins an attempt, or asks for the result of the one that is noted in `bytes`. There is no limit on how long an attempt
+/// takes: NCCL calls `accept` at the other end when that rank reaches its first collective.
+pub(crate) fn connect(
+    context: Option<Key>,
+    device: c_int,
+    class: u8,
+    bytes: &mut [u8; HANDLE_LEN],
+) -> Result<Option<Key>, Fault> {
+    let now = Instant::now();
     let device = network::device(device)?;
     let handle: [u8; Handle::LEN] = core::array::from_fn(|at| bytes[at]);
     let key = Key::from_bits(u64::from_le_bytes(core::array::from_fn(|at| bytes[KEY_AT + at])));
@@ -96,11 +110,16 @@ pub(crate) fn connect(device: c_int, class: u8, bytes: &mut [u8; HANDLE_LEN]) ->
         // The bytes came from a peer at first: a key is ours only if the attempt has the same handle.
         let known = CONNECTING.lock(key).ok().filter(|attempt| attempt.handle == handle);
         match known {
-            Some(mut attempt) => attempt.connecting.poll(),
+            Some(mut attempt) => {
+                attempt.asked_at = now;
+                attempt.connecting.poll()
+            }
             None => {
+                forget_connects(|attempt| now.duration_since(attempt.asked_at) > ABANDONED_AFTER);
                 let rails = device.rails(class)?;
                 let connecting = rails.connect(&Handle::from_bytes(&handle)?)?;
-                let key = CONNECTING.insert(ConnectAttempt { handle, connecting, rails, device })?;
+                let attempt = ConnectAttempt { handle, connecting, rails, device, context, asked_at: now };
+                let key = CONNECTING.insert(attempt)?;
                 bytes[KEY_AT..KEY_AT + 8].copy_from_slice(&key.bits().to_le_bytes());
                 return Ok(None);
             }
@@ -121,9 +140,14 @@ pub(crate) fn connect(device: c_int, class: u8, bytes: &mut [u8; HANDLE_LEN]) ->
     SENDS.insert_with(make).map(Some)
 }
 
-/// Forgets attempts to connect that NCCL gave up.
-pub(crate) fn drop_unfinished_connects() {
-    CONNECTING.clear();
+/// Ends attempts to connect that nobody will ask for again: NCCL has no call for it.
+fn forget_connects(condition: impl Fn(&ConnectAttempt) -> bool) {
+    CONNECTING.remove_if(condition);
+}
+
+/// Ends the attempts to connect of a communicator that is over.
+pub(crate) fn forget_connects_of(context: Key) {
+    forget_connects(|attempt| attempt.context == Some(context));
 }
 
 /// `accept`: the next connection, if there is one.

@@ -121,8 +121,8 @@ pub(crate) fn init_context(
 /// `finalize` of a communicator. After the last one the devices are closed; the next one opens them again.
 pub(crate) fn finalize(context: Key) -> Result<(), Fault> {
     CONTEXTS.remove(context)?;
+    crate::comm::forget_connects_of(context);
     if CONTEXT_COUNT.fetch_sub(1, Relaxed) == 1 {
-        crate::comm::drop_unfinished_connects();
         if let Some(network) = NETWORK.get() {
             for device in locked(&network.devices).iter() {
                 // Connections that are still open keep what they need.

@@ -2,12 +2,12 @@
 
 use core::ffi::c_int;
 
-use crosstie::device::{Access, ConnectConfig, Cq, CqConfig, Data, Mr, QpConfig, RcQp, SendOp, SendWr};
-use crosstie::rails::{Rails, RecvBuffer, RecvRequest, RequestError, Started, Tested};
+use crosstie::rails::{Flush, RecvBuffer, RecvRequest, RequestError, Started, Tested};
 
 use crate::abi::Fault;
 use crate::comm::{RECVS, SENDS};
 use crate::key::{Key, Kind};
+use crate::log::warning;
 use crate::memory::Registered;
 use crate::network::MAX_REQUESTS;
 
@@ -26,9 +26,16 @@ pub(crate) struct SendEntry {
     pub(crate) memory: Key,
 }
 
-/// A receive or a flush that NCCL has not seen done.
+/// What NCCL has not seen done on a receiving comm.
+#[derive(Clone, Copy)]
+enum Outstanding {
+    Receive(RecvRequest),
+    Flush(Flush),
+}
+
+/// A receive or a flush.
 pub(crate) struct RecvEntry {
-    request: Option<RecvRequest>,
+    outstanding: Outstanding,
     memory: Key,
     /// That of a group's other buffers.
     others: Option<Box<[Key]>>,
@@ -153,12 +160,12 @@ pub(crate) fn irecv_single(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fa
         return Ok(None);
     }
     let (memory, range) = comm.recent.get(buffer.memory)?.range(buffer.data, buffer.size)?;
-    let request = comm.connection.irecv_single(memory, range, buffer.tag as u32)?;
-    if request.is_none() {
+    let Some(request) = comm.connection.irecv_single(memory, range, buffer.tag as u32)? else {
         return Ok(None);
-    }
+    };
+    let outstanding = Outstanding::Receive(request);
     comm.requests
-        .insert(Kind::RecvRequest, RecvEntry { request, memory: buffer.memory, others: None })
+        .insert(Kind::RecvRequest, RecvEntry { outstanding, memory: buffer.memory, others: None })
         .map(Some)
 }
 
@@ -177,7 +184,7 @@ pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault>
     let Some(request) = received else { return Ok(None) };
     let Some((first, others)) = buffers.split_first() else { return Ok(None) };
     let others = Some(others.iter().map(|buffer| buffer.memory).collect());
-    let entry = RecvEntry { request: Some(request), memory: first.memory, others };
+    let entry = RecvEntry { outstanding: Outstanding::Receive(request), memory: first.memory, others };
     comm.requests.insert(Kind::RecvRequest, entry).map(Some)
 }
 
@@ -206,8 +213,8 @@ pub(crate) fn test(key: Key, take_sizes: impl Fn(&[usize])) -> Result<bool, Faul
     let mut comm = RECVS.lock_index(index)?;
     let comm = &mut *comm;
     let Some(entry) = comm.requests.get(Kind::RecvRequest, key)? else { return Ok(false) };
-    match entry.request {
-        Some(request) => match comm.connection.test_single(request) {
+    match entry.outstanding {
+        Outstanding::Receive(request) => match comm.connection.test_single(request) {
             Tested::Done(len) => take_sizes(&[len]),
             Tested::Pending => return Ok(false),
             Tested::Other => match comm.connection.test(request)? {
@@ -215,11 +222,19 @@ pub(crate) fn test(key: Key, take_sizes: impl Fn(&[usize])) -> Result<bool, Faul
                 None => return Ok(false),
             },
         },
-        None => {
-            if let Some(flusher) = &mut comm.flusher
-                && !flusher.is_done()?
-            {
-                return Ok(false);
+        Outstanding::Flush(flush) => {
+            if let Some(flusher) = &mut comm.flusher {
+                let before = flusher.rails();
+                let is_done = flusher.test(flush);
+                if flusher.rails() != before {
+                    warning!(
+                        "a rail does not flush GPU memory any more: rails {:#x} are left",
+                        flusher.rails()
+                    );
+                }
+                if !is_done {
+                    return Ok(false);
+                }
             }
         }
     }
@@ -237,68 +252,7 @@ pub(crate) fn iflush(comm: Key, last: Option<&Buffer>) -> Result<Option<Key>, Fa
         return Ok(None);
     }
     let (memory, range) = registered.range(buffer.data, buffer.size)?;
-    flusher.start(memory, range.start)?;
-    let entry = RecvEntry { request: None, memory: buffer.memory, others: None };
+    let flush = flusher.start(memory, range.start, comm.connection.rails_up())?;
+    let entry = RecvEntry { outstanding: Outstanding::Flush(flush), memory: buffer.memory, others: None };
     comm.requests.insert(Kind::RecvRequest, entry).map(Some)
-}
-
-/// Reads from GPU memory through each NIC. PCIe does not let a read overtake the writes before it, so the writes of that NIC
-/// have reached the GPU when the read is done.
-pub(crate) struct Flusher {
-    rails: Vec<Loop>,
-}
-
-/// A queue pair of a rail that is connected to itself.
-struct Loop {
-    qp: RcQp,
-    cq: Cq,
-    target: Mr,
-    under_way: u32,
-}
-
-impl Flusher {
-    pub(crate) fn new(rails: &Rails) -> Result<Flusher, Fault> {
-        let make =
-            |(device, domain): (&crosstie::device::Device, &crosstie::device::Pd)| -> Result<Loop, Fault> {
-                let cq = device.create_cq(&CqConfig { depth: 2 * SLOT_COUNT as u32 })?;
-                let config =
-                    QpConfig { max_send_wr: SLOT_COUNT as u32, max_recv_wr: 1, ..QpConfig::default() };
-                let mut qp = domain.create_rc(&config, &cq, &cq, None)?;
-                let address = qp.address();
-                qp.connect(&address, &ConnectConfig { access: Access::ALL, ..ConnectConfig::default() })?;
-                let target = domain.allocate(64, Access::LOCAL_WRITE)?;
-                Ok(Loop { qp, cq, target, under_way: 0 })
-            };
-        let loops = rails.devices().iter().zip(rails.domains()).map(make).collect::<Result<_, _>>()?;
-        Ok(Flusher { rails: loops })
-    }
-
-    fn start(&mut self, memory: &crosstie::rails::Memory, offset: usize) -> Result<(), Fault> {
-        for (rail, state) in self.rails.iter_mut().enumerate() {
-            let from = memory.remote(rail).at(offset as u64);
-            let sges = [state.target.sge(0..1).map_err(RequestError::from)?];
-            let wr = SendWr::new(0, SendOp::Read(from), Data::Regions(&sges)).signaled();
-            state.qp.post(&wr).map_err(|_| Fault::Unsupported("flushing GPU memory: the queue is full"))?;
-            state.under_way += 1;
-        }
-        Ok(())
-    }
-
-    /// Whether all reads are done.
-    fn is_done(&mut self) -> Result<bool, Fault> {
-        let mut is_done = true;
-        for state in &mut self.rails {
-            let mut failed = false;
-            let under_way = &mut state.under_way;
-            let polled = state.cq.poll(64, |completion| {
-                *under_way = under_way.saturating_sub(1);
-                failed |= !completion.status.is_success();
-            });
-            if failed || polled.is_err() {
-                return Err(Fault::Unsupported("flushing GPU memory: the read failed"));
-            }
-            is_done &= state.under_way == 0;
-        }
-        Ok(is_done)
-    }
 }

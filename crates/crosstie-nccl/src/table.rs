@@ -189,13 +189,14 @@ impl<T, P: Parts> Table<T, P> {
         }
     }
 
-    /// Removes all objects.
-    pub(crate) fn clear(&self) {
+    /// Removes all objects to which the condition applies.
+    pub(crate) fn remove_if(&self, condition: impl Fn(&T) -> bool) {
         let used = P::lock(self.free).used;
         for index in 0..used {
             let key = self.slot(index).and_then(|slot| {
                 let entry = slot.entry.lock();
-                entry.value.is_some().then(|| Key::new(self.kind, entry.generation, index))
+                let applies = entry.value.as_ref().is_some_and(&condition);
+                applies.then(|| Key::new(self.kind, entry.generation, index))
             });
             // Somebody else may have removed it since.
             key.into_iter().for_each(|key| drop(self.remove(key)));

@@ -45,7 +45,7 @@ pub(crate) fn connect(
         clear_device_handle(device_comm);
         let class = network::traffic_class(context, config)?;
         let mut bytes = element(handle.cast::<[u8; HANDLE_LEN]>(), 0, "handle")?;
-        let connected = comm::connect(device, class, &mut bytes);
+        let connected = comm::connect(context, device, class, &mut bytes);
         // The state of the attempt is kept there: NCCL passes the same buffer again.
         buffer.set(bytes);
         if let Some(key) = connected? {

@@ -3,7 +3,7 @@
 use crate::Case;
 use crate::arguments::VERSIONS;
 use crate::net::{NULL, Net, Ptr, REMOTE_ERROR, SYSTEM_ERROR, log, wait_for};
-use crate::pair::{Buffer, Pair, check, fill, finish, receive, send};
+use crate::pair::{Buffer, Pair, check, fill, finish, listen, receive, send};
 
 pub(crate) const CASES: &[Case] = &[
     ("library_stays_loaded_when_nccl_closes_it", library_stays_loaded_when_nccl_closes_it),
@@ -25,6 +25,7 @@ pub(crate) const CASES: &[Case] = &[
         messages_that_arrived_before_the_close_are_received,
     ),
     ("counters_are_logged_at_close", counters_are_logged_at_close),
+    ("finalize_ends_the_connects_of_its_communicator", finalize_ends_the_connects_of_its_communicator),
 ];
 
 fn library_stays_loaded_when_nccl_closes_it() {
@@ -239,4 +240,34 @@ fn counters_are_logged_at_close() {
     assert_eq!(rails.len(), 2, "{lines:?}");
     assert!(rails[0].contains("1 work requests, 1 completions, 0 retries, 0 replays"), "{lines:?}");
     net.close();
+}
+
+/// NCCL aborts while a peer does not accept: it never asks for the connection again. Another communicator goes on.
+fn finalize_ends_the_connects_of_its_communicator() {
+    const ATTEMPTS: usize = 8;
+    let connecting = || {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        threads
+            .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok())
+            .filter(|name| name.trim() == "crosstie-rails")
+            .count()
+    };
+    let (staying, ending) = (Net::open(11), Net::open(12));
+    let before = connecting();
+    let listeners: Vec<_> = (0..ATTEMPTS).map(|_| listen(&staying, 0)).collect();
+    for (_, mut handle) in listeners.iter().copied() {
+        let mut send = NULL;
+        assert_eq!(ending.connect(0, handle.as_mut_ptr(), &raw mut send), 0);
+        assert!(send.is_null(), "nobody has accepted");
+    }
+    wait_for("the attempts", || (connecting() == before + ATTEMPTS).then_some(()));
+    let pair = Pair::new(&staying);
+    ending.close();
+    wait_for("the end of the attempts", || (connecting() == before + 2).then_some(()));
+    transfer(&staying, &pair, 0, 1000);
+    pair.close();
+    for (listener, _) in listeners {
+        assert_eq!(staying.close_listen(listener), 0);
+    }
+    staying.close();
 }
