@@ -26,8 +26,8 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How a message is split over the rails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// By what is known about the rails when the message is sent: bytes under way, average rate, and the hint from outside if
-    /// there is one. Parts shorter than [`Config::min_part`] are avoided.
+    /// By what is known about the rails when the message is sent: bytes under way and average rate, both of all connections of the process
+    /// over the rail's port, and the hint from outside if there is one. Parts shorter than [`Config::min_part`] are avoided.
     Adaptive,
     /// In proportion to these weights, one per rail; 0 means that the rail gets no bytes. A rail that is down counts as 0.
     Fixed([u32; MAX_RAILS]),

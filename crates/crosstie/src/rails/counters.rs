@@ -202,7 +202,7 @@ pub struct RailCounters {
     pub p50_ns: u64,
     /// 99th percentile of this time.
     pub p99_ns: u64,
-    /// Average rate in bytes per microsecond; 0 before the first measurement.
+    /// Average rate of the rail's port in bytes per microsecond, by all connections of the process; 0 before the first measurement.
     pub rate: u64,
     /// Whether the rail is in use.
     pub is_up: bool,
