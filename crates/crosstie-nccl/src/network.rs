@@ -122,13 +122,13 @@ pub(crate) fn init_context(
 pub(crate) fn finalize(context: Key) -> Result<(), Fault> {
     CONTEXTS.remove(context)?;
     crate::comm::forget_connects_of(context);
-    if CONTEXT_COUNT.fetch_sub(1, Relaxed) == 1 {
-        if let Some(network) = NETWORK.get() {
-            for device in locked(&network.devices).iter() {
-                // Connections that are still open keep what they need.
-                locked(&device.contexts).clear();
-                locked(&device.opened).clear();
-            }
+    if CONTEXT_COUNT.fetch_sub(1, Relaxed) == 1
+        && let Some(network) = NETWORK.get()
+    {
+        for device in locked(&network.devices).iter() {
+            // Connections that are still open keep what they need.
+            locked(&device.contexts).clear();
+            locked(&device.opened).clear();
         }
     }
     Ok(())
