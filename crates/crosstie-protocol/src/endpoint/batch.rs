@@ -89,6 +89,9 @@ pub enum BlockError {
     /// There are too many blocks.
     #[error("a batch has at most {} blocks", u32::MAX)]
     TooMany,
+    /// It is in a buffer or a region that has no number: behind the first 65536.
+    #[error("a block can be in the first 65536 buffers and regions of a batch only")]
+    TooManyRegions,
     /// An announcement without a block before it.
     #[error("an announcement needs a block before it")]
     NothingToAnnounce,

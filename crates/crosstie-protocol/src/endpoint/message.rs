@@ -34,6 +34,8 @@ pub const CONTROL_SIZE: usize = 32;
 pub const MAX_MESSAGE: u64 = 1 << 40;
 /// The most queue pairs that carry parts of one message.
 pub const MAX_PARTS: usize = 8;
+/// The most withdrawals of one side that the other side has not answered.
+pub const MAX_WITHDRAWALS: u16 = 8;
 /// Bits of the generation in an immediate.
 const IMM_GENERATION_BITS: u32 = 12;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
@@ -90,6 +92,11 @@ pub enum Violation {
         /// The window.
         window: u32,
     },
+    /// A withdrawal was answered that was not made, or more than [`MAX_WITHDRAWALS`] were made at a time.
+    #[error(
+        "a withdrawal was answered that was not made, or more than {MAX_WITHDRAWALS} were made at a time"
+    )]
+    Withdrawal,
     /// The address of the peer is malformed.
     #[error("the peer's address is malformed")]
     Address,
@@ -196,6 +203,12 @@ pub enum Control {
     ImmCredit(u32),
     /// The peer closes the connection.
     Close,
+    /// The `recv` of this buffer has ended: no message is to take the buffer, unless one has. The answer is one of the next two.
+    Withdraw(WireSlot),
+    /// No message had taken the buffer, and none will.
+    Withdrawn(WireSlot),
+    /// A message had taken the buffer: it is on its way, or has arrived.
+    Taken(WireSlot),
 }
 
 impl Control {
@@ -217,6 +230,9 @@ impl Control {
                 bytes[4..8].copy_from_slice(&granted.to_le_bytes());
             }
             Control::Close => bytes[0] = 3,
+            Control::Withdraw(slot) => bytes[..8].copy_from_slice(&about_slot(4, slot)),
+            Control::Withdrawn(slot) => bytes[..8].copy_from_slice(&about_slot(5, slot)),
+            Control::Taken(slot) => bytes[..8].copy_from_slice(&about_slot(6, slot)),
         }
         bytes
     }
@@ -245,9 +261,22 @@ impl Control {
             }
             2 if is_short => Ok(Control::ImmCredit(value)),
             3 if is_short && value == 0 => Ok(Control::Close),
+            4..=6 if is_short && WireSlot::from_bits(value).bits() == value => {
+                let slot = WireSlot(value);
+                Ok(match kind {
+                    4 => Control::Withdraw(slot),
+                    5 => Control::Withdrawn(slot),
+                    _ => Control::Taken(slot),
+                })
+            }
             _ => Err(Violation::Malformed),
         }
     }
+}
+
+/// The first bytes of a control message that has only a slot.
+fn about_slot(kind: u8, slot: WireSlot) -> [u8; 8] {
+    (u64::from(slot.0) << 32 | u64::from(kind)).to_le_bytes()
 }
 
 /// A control message as four little-endian words.
@@ -303,6 +332,12 @@ mod tests {
         assert_eq!(bytes[16..], [9, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 0, 11, 0, 0, 0]);
         assert_eq!(DataImm { slot, parts: 3 }.encode(), 0x0300_2005);
         assert_eq!(Control::ImmCredit(7).encode()[..8], [2, 0, 0, 0, 7, 0, 0, 0]);
+        for (kind, control) in
+            [(4, Control::Withdraw(slot)), (5, Control::Withdrawn(slot)), (6, Control::Taken(slot))]
+        {
+            assert_eq!(control.encode()[..8], [kind, 0, 0, 0, 5, 0x20, 0, 0]);
+            assert_eq!(Control::decode(&control.encode(), CONTROL_SIZE as u32), Ok(control));
+        }
     }
 
     #[test]
@@ -329,7 +364,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_decode_to_a_message_or_a_violation(
-            bytes in proptest::collection::vec(prop_oneof![3 => Just(0u8), 1 => 1u8..4, 1 => any::<u8>()], 32), len in 0u32..64,
+            bytes in proptest::collection::vec(prop_oneof![3 => Just(0u8), 1 => 1u8..7, 1 => any::<u8>()], 32), len in 0u32..64,
         ) {
             let bytes: [u8; 32] = bytes.try_into().unwrap();
             if let Ok(message) = Control::decode(&bytes, len) {
@@ -341,7 +376,8 @@ mod tests {
         #[test]
         fn messages_survive_encode_and_decode(slot in any::<u32>(), addr in any::<u32>(), len in 0..=MAX_MESSAGE, rkey in any::<u32>(), sequence in any::<u32>()) {
             let buffer = AnnouncedBuffer { slot: WireSlot::from_bits(slot), addr: addr.into(), len, rkey, sequence };
-            for message in [Control::Buffer(buffer), Control::ImmCredit(rkey), Control::Close] {
+            let withdrawals = [Control::Withdraw, Control::Withdrawn, Control::Taken].map(|control| control(buffer.slot));
+            for message in [Control::Buffer(buffer), Control::ImmCredit(rkey), Control::Close].into_iter().chain(withdrawals) {
                 prop_assert_eq!(Control::decode(&message.encode(), 32), Ok(message));
             }
             let imm = DataImm { slot: WireSlot::from_bits(slot), parts: rkey as u8 };

@@ -1,11 +1,12 @@
 //! Which `send` gets which announced buffer: the k-th to the k-th.
 //!
 //! Both wait in a queue, in order, whichever comes first. A buffer that is announced before the local `send` is called stays in its
-//! queue until then: nothing clears it. A `send` that ends before it has a buffer leaves the queue as if it had never been called.
+//! queue until then, unless its `recv` ends and withdraws it. A `send` that ends before it has a buffer, and a buffer that is withdrawn before
+//! a `send` has it, leave their queues as if they had never been there.
 
 use alloc::collections::VecDeque;
 
-use super::message::{AnnouncedBuffer, Violation};
+use super::message::{AnnouncedBuffer, Violation, WireSlot};
 
 /// Sends that wait for a buffer, and buffers that wait for a send. At most one of the queues is not empty.
 #[derive(Debug)]
@@ -38,6 +39,12 @@ impl<S> Pairing<S> {
         self.next_sequence = self.next_sequence.wrapping_add(1);
         self.buffers.push_back(buffer);
         Ok(())
+    }
+
+    /// Removes a buffer that no send has taken. Returns false if there is no such buffer.
+    pub fn withdraw(&mut self, slot: WireSlot) -> bool {
+        let found = self.buffers.iter().position(|buffer| buffer.slot == slot);
+        found.is_some_and(|at| self.buffers.remove(at).is_some())
     }
 
     /// Adds a send behind the others.
@@ -93,7 +100,6 @@ impl<S> Pairing<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::WireSlot;
     use super::*;
     use alloc::vec::Vec;
     use proptest::prelude::*;
@@ -103,12 +109,14 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of sends, announcements and sends that end early: the k-th send that stays gets the k-th buffer.
+        /// Whatever the order of sends, announcements, sends that end early and buffers that are withdrawn: the k-th send that stays gets the
+        /// k-th buffer that stays.
         #[test]
-        fn kth_send_gets_the_kth_buffer(steps in proptest::collection::vec((0u8..3, any::<u8>()), 0..100)) {
+        fn kth_send_gets_the_kth_buffer(steps in proptest::collection::vec((0u8..4, any::<u8>()), 0..100)) {
             let mut pairing = Pairing::new(1000, 1000);
             let (mut sent, mut announced) = (0u32, 0);
             let (mut pairs, mut kept): (Vec<u32>, Vec<u32>) = Default::default();
+            let mut buffers: Vec<u32> = Vec::new();
             for (step, which) in steps {
                 match step {
                     0 => {
@@ -118,7 +126,14 @@ mod tests {
                     }
                     1 => {
                         prop_assert_eq!(pairing.announce(buffer(announced)), Ok(()));
+                        buffers.push(announced);
                         announced += 1;
+                    }
+                    2 => {
+                        let number = u32::from(which) % (announced + 1);
+                        let waits = buffers[pairs.len()..].iter().position(|buffer| *buffer == number);
+                        prop_assert_eq!(pairing.withdraw(WireSlot::from_bits(number)), waits.is_some());
+                        waits.into_iter().for_each(|at| _ = buffers.remove(pairs.len() + at));
                     }
                     _ => {
                         let ended = pairs.len() + which as usize % 4;
@@ -129,7 +144,7 @@ mod tests {
                     }
                 }
                 while let Some((send, buffer)) = pairing.take_pair() {
-                    prop_assert_eq!(buffer.sequence as usize, pairs.len());
+                    prop_assert_eq!(buffer.sequence, buffers[pairs.len()]);
                     prop_assert_eq!(send, kept[pairs.len()]);
                     pairs.push(send);
                 }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Rkey and address name memory of which the peer may READ the first 8 bytes, to find out whether this side lives. Behind the first
-//! 64 bytes it WRITEs its control messages, into 2 x messages + 6 pieces of 32 bytes.
+//! 64 bytes it WRITEs its control messages, into 2 x messages + 22 pieces of 32 bytes.
 
 use crosstie_protocol::endpoint::imm_window::MAX_WINDOW;
 use crosstie_protocol::endpoint::message::{MAX_PARTS, Violation};
@@ -17,8 +17,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::config::MAX_MESSAGES;
 use crate::device::{DeviceAddress, QpAddress, RemoteAddr};
 
-/// The version of the protocol. In version 1 control messages were SENDs.
-const VERSION: u8 = 2;
+/// The version of the protocol. In version 1 control messages were SENDs, and version 2 had no withdrawals.
+const VERSION: u8 = 3;
 /// `crosstie endpoint`, and the version.
 const MAGIC: [u8; 8] = [b'c', b't', b'e', b'n', b'd', b'p', 0, VERSION];
 const HEADER: usize = 28;
@@ -109,9 +109,9 @@ mod tests {
             bytes.resize(HEADER + 2 * QP_SIZE, 7);
             EndpointAddress::from_bytes(&bytes)
         };
-        assert!(address(2).is_ok());
-        for other in [0, 1, 3, 255] {
-            assert_eq!(address(other), Err(Violation::Version { expected: 2, found: other }));
+        assert!(address(VERSION).is_ok());
+        for other in [0, 1, 2, 4, 255] {
+            assert_eq!(address(other), Err(Violation::Version { expected: VERSION, found: other }));
         }
     }
 

@@ -11,11 +11,11 @@ use crate::device::RemoteMemory;
 
 /// A local buffer of a batch, see [`Batch::local`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Local(u16);
+pub struct Local(u32);
 
 /// A remote region of a batch, see [`Batch::remote`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Remote(u16);
+pub struct Remote(u32);
 
 /// Blocks to read or write in one operation, with the buffers and regions that they are in.
 ///
@@ -102,25 +102,31 @@ impl Batch {
         Batch(Box::new(BatchInner { blocks: Blocks::with_capacity(blocks), ..BatchInner::default() }))
     }
 
-    /// Adds a local buffer. At most 65536 of them.
+    /// Adds a local buffer. [Blocks](Batch::block) can be in the first 65536 of them.
     pub fn local(&mut self, buffer: Buffer) -> Local {
-        self.0.locals.push(Stored::Owned(buffer));
-        Local((self.0.locals.len() - 1) as u16)
+        self.add_local(Stored::Owned(buffer))
     }
 
     /// Adds a local buffer that other operations may use at the same time.
     pub fn local_pool(&mut self, buffer: PoolBuffer) -> Local {
-        self.0.locals.push(Stored::Pool(buffer));
-        Local((self.0.locals.len() - 1) as u16)
+        self.add_local(Stored::Pool(buffer))
     }
 
-    /// Adds a remote region. At most 65536 of them.
+    fn add_local(&mut self, buffer: Stored) -> Local {
+        let number = number(self.0.locals.len());
+        self.0.locals.push(buffer);
+        Local(number)
+    }
+
+    /// Adds a remote region. [Blocks](Batch::block) can be in the first 65536 of them.
     pub fn remote(&mut self, region: RemoteMemory) -> Remote {
+        let number = number(self.0.remotes.len());
         self.0.remotes.push(region);
-        Remote((self.0.remotes.len() - 1) as u16)
+        Remote(number)
     }
 
-    /// Adds a block.
+    /// Adds a block. Refuses one of a buffer or a region behind the first 65536, with
+    /// [`BatchError::TooManyRegions`](super::BatchError::TooManyRegions).
     #[inline]
     pub fn block(
         &mut self,
@@ -130,7 +136,8 @@ impl Batch {
         remote_offset: u64,
         len: usize,
     ) -> Result<(), BatchError> {
-        self.0.blocks.add(Run::block(local.0, local_offset as u64, remote.0, remote_offset, len as u64))
+        let (local, remote) = wire_numbers(local, remote)?;
+        self.0.blocks.add(Run::block(local, local_offset as u64, remote, remote_offset, len as u64))
     }
 
     /// Adds blocks at constant distances.
@@ -141,7 +148,8 @@ impl Batch {
             local: (local_offset, local_stride),
             remote: (remote_offset, remote_stride),
         } = strided;
-        let run = Run::block(local.0, local_offset as u64, remote.0, remote_offset, block as u64);
+        let (local, remote) = wire_numbers(local, remote)?;
+        let run = Run::block(local, local_offset as u64, remote, remote_offset, block as u64);
         self.0.blocks.add(Run { count, local_stride: local_stride as u64, remote_stride, ..run })
     }
 
@@ -200,7 +208,7 @@ impl Batch {
 
     /// The buffer that [`local`](Batch::local) returned this for, to read and write it. `None`: it is a pool.
     pub fn buffer(&self, local: Local) -> Option<&Buffer> {
-        self.0.locals.get(usize::from(local.0)).and_then(Stored::buffer)
+        self.0.locals.get(local.0 as usize).and_then(Stored::buffer)
     }
 
     /// The buffers that are not shared, in the order in which they were added.
@@ -228,6 +236,21 @@ impl Batch {
             }
         }
         Ok(())
+    }
+}
+
+/// The number of a buffer or region behind so many others.
+fn number(others: usize) -> u32 {
+    // A larger number is refused as well.
+    u32::try_from(others).unwrap_or(u32::MAX)
+}
+
+/// Blocks have 16 bits for each number.
+#[inline]
+fn wire_numbers(local: Local, remote: Remote) -> Result<(u16, u16), BatchError> {
+    match (local.0.try_into(), remote.0.try_into()) {
+        (Ok(local), Ok(remote)) => Ok((local, remote)),
+        _ => Err(BatchError::TooManyRegions),
     }
 }
 

@@ -42,8 +42,9 @@ pub enum Cause {
     /// The peer violated the protocol.
     #[error("the peer violated the protocol")]
     Violation,
-    /// The message is longer than the buffer that the peer has announced for it. The buffer is still there for a shorter one.
-    #[error("the message is longer than the peer's buffer")]
+    /// Of a `send`: the message is longer than the buffer that the peer has announced for it. The buffer is still there for a shorter one.
+    /// Of a `recv`: a message waits that is longer than the buffer. It is still there for a `recv` with a longer one.
+    #[error("the message is longer than the receiver's buffer")]
     TooLong,
     /// The device refused or failed the operation.
     #[error("the device failed: {0}")]

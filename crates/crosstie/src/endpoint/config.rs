@@ -36,7 +36,12 @@ pub struct EndpointConfig {
     pub imm_window: u32,
     /// The fewest bytes that are worth a queue pair of their own: an operation is split into parts of at least this size.
     pub min_part: usize,
-    /// The deadline of operations for which the caller gives none. `None`: they wait as long as the connection lives.
+    /// The deadline of operations for which the caller gives none. `None`: they wait as long as the connection lives. [`recv`] and [`imm_recv`]
+    /// wait for the peer's program, so they have a deadline only if the caller asks for one with [`within`].
+    ///
+    /// [`recv`]: super::Endpoint::recv
+    /// [`imm_recv`]: super::Endpoint::imm_recv
+    /// [`within`]: super::Endpoint::within
     ///
     /// No operation is ended before its time. The time begins with the call, or up to 64 polls of the endpoint later; less than a second begins with
     /// the next poll at the latest. The end is noticed by a poll, too: with [`Progress::Caller`] an operation that nobody polls for does not end.

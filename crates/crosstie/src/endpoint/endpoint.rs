@@ -128,6 +128,12 @@ impl Endpoint {
     pub(super) fn submit(&self) -> Submit<'_> {
         Submit { endpoint: self, timeout: self.shared.config.deadline }
     }
+
+    /// Starts operations that wait for the peer's program, as long as the connection lives.
+    #[inline]
+    pub(super) fn submit_to_wait(&self) -> Submit<'_> {
+        Submit { endpoint: self, timeout: None }
+    }
 }
 
 impl Clone for Endpoint {

@@ -11,7 +11,8 @@ use crosstie_protocol::endpoint::imm_matching::ImmEvent;
 
 use super::buffer::{Lend, sealed};
 use super::cause::{Cause, Completed, Failed, SUCCESS};
-use super::operation::Operation;
+use super::operation::{Kind, Operation};
+use super::returned::{Item, Message};
 use super::shared::Shared;
 use crate::ring::operation_table::FutureSide;
 
@@ -144,7 +145,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if self.side.is_some() {
             self.cancel();
-            self.keep_event();
+            self.keep_result();
             self.let_go();
         }
     }
@@ -174,8 +175,8 @@ impl Handle {
         }
     }
 
-    /// An immediate that arrived for this future, and that nobody has looked at, goes to the next `imm_recv`.
-    fn keep_event(&mut self) {
+    /// An immediate or a message that arrived for this future, and that nobody has looked at, goes to the next `imm_recv` or `recv`.
+    fn keep_result(&mut self) {
         let Some(side) = self.side.take() else { return };
         if Cause::decode(side.word(&self.shared.table).cause()).is_some() {
             self.side = Some(side);
@@ -183,9 +184,16 @@ impl Handle {
         }
         match side.take(&self.shared.table) {
             Ok(operation) => {
-                if let Some(imm) = operation.imm {
-                    self.shared.return_event(ImmEvent { imm, bytes: operation.bytes as u32 });
-                }
+                let item = match (operation.kind, operation.imm) {
+                    (Kind::ImmRecv, Some(imm)) => {
+                        Item::Event(ImmEvent { imm, bytes: operation.bytes as u32 })
+                    }
+                    (Kind::Recv(sequence), _) => {
+                        Item::Message(Message { sequence, bytes: operation.message(operation.bytes) })
+                    }
+                    _ => return,
+                };
+                self.shared.put_back(item);
             }
             Err(side) => self.side = Some(side),
         }

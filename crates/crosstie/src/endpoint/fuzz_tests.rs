@@ -15,7 +15,7 @@ const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 fn fuzz_endpoint_address() {
     // Addresses with two and four queue pairs of one device.
     let example = |pairs: u8| {
-        let header = [&b"ctendp\0\x02"[..], &[pairs, 0, 16, 0, 64, 0, 0, 0], &[7; 12]].concat();
+        let header = [&b"ctendp\0\x03"[..], &[pairs, 0, 16, 0, 64, 0, 0, 0], &[7; 12]].concat();
         [header, vec![5; EndpointAddress::MAX_BYTES]].concat()
     };
     let mut examples = Vec::new();

@@ -11,10 +11,11 @@ impl Endpoint {
     /// Takes the next immediate that the peer's `write_imm`, or an announcement of a batch, has sent, in the order of their arrival. It
     /// does not matter whether the immediate or the call comes first. [`Completed::imm`](super::Completed::imm) is the number.
     ///
-    /// A future that is dropped loses no immediate: the next call gets it.
+    /// It waits as long as the connection lives, unless it is started [`within`](Endpoint::within) a time. One that ends, or whose future is
+    /// dropped, loses no immediate: the next call gets it.
     #[inline]
     pub fn imm_recv(&self) -> Result<OperationFuture<()>, Refused<()>> {
-        self.submit().imm_recv()
+        self.submit_to_wait().imm_recv()
     }
 }
 

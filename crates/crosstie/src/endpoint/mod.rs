@@ -109,6 +109,23 @@
 //!
 //! Blocks and ranges are checked against the length of the remote region before anything is posted, so a mistake there is refused and
 //! ends nothing.
+//!
+//! # Adding an operation
+//!
+//! 1. A file like `write.rs`: a method of [`Endpoint`] that calls the one of [`Submit`], which checks the arguments, moves the buffer into an
+//!    `Operation`, and starts it. A new variant of `Kind` (`operation.rs`) says what it is. If it takes something else than a buffer, a
+//!    batch or nothing, that is a variant of `Stored` (`buffer.rs`).
+//! 2. `Engine::start_operation` (`engine/mod.rs`) hands it to the connection. What becomes work requests leases a slot, and gets a `Plan` and its
+//!    arm in `Poster::post` (`engine/transfer.rs`). It posts as far as there is room, says `Blocked`, and goes on there later. An operation that
+//!    waits for the peer's program has no slot: `engine/immediate.rs` is the shortest example.
+//! 3. Its completions come to `complete_slot_work`, and the last one gives the operation back. What needs more than a count gets a
+//!    `WorkKind` (`crosstie_protocol::endpoint::wr_id`) and an arm in `engine/completions.rs`.
+//! 4. It ends in every state: where it waits, `Link::end` gives it back with the cause, and `Link::reap_ended` when it was cancelled. What it has
+//!    received is not lost if its future is dropped (`Handle::keep_result` in `future.rs`).
+//! 5. What the peer sends for it is decoded in `crosstie_protocol::endpoint::message`, with a typed violation for all that no correct peer
+//!    sends; then `VERSION` in `address.rs` rises, and `docs/wire-format.md` has a row.
+//! 6. Tests: its bytes in `tests/endpoint/operations.rs`, its ends in `cancel.rs`, each failing post and completion in
+//!    `tests/endpoint_failure/faults.rs`, a hostile peer in `malicious_peer.rs`, no allocation in `tests/endpoint_budget.rs`.
 
 mod address;
 mod batch;
@@ -130,7 +147,7 @@ mod path;
 mod read;
 mod recv;
 mod registration;
-mod returned_events;
+mod returned;
 mod send;
 mod shared;
 #[cfg(all(test, not(loom)))]

@@ -16,7 +16,8 @@ pub(super) enum Kind {
     ReadBatch,
     WriteBatch,
     Send,
-    Recv,
+    /// With the number of its message on this connection, from the announcement of its buffer on.
+    Recv(u32),
     ImmRecv,
 }
 
@@ -35,6 +36,18 @@ pub(super) struct Operation {
     pub(super) bytes: u64,
     /// The result of `imm_recv`.
     pub(super) imm: Option<u32>,
+}
+
+impl Operation {
+    /// The first bytes of the buffer of a `recv`.
+    pub(super) fn message(&self, len: u64) -> Vec<u8> {
+        let mut bytes = vec![0; len as usize];
+        if let Some(buffer) = self.stored.buffer() {
+            // The message is inside the range, which is inside the region.
+            buffer.region().read(self.range.start, &mut bytes).unwrap_or_default();
+        }
+        bytes
+    }
 }
 
 pub(super) type Table = OperationTable<Operation>;

@@ -14,20 +14,18 @@ use std::task::Wake;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use crosstie_protocol::endpoint::imm_matching::ImmEvent;
-
 use super::cause::{Cause, NotStarted, Peer};
 use super::config::{EndpointConfig, Progress};
 use super::counters::EndpointCounters;
 use super::engine::{Engine, Started};
 use super::flags::Flags;
 use super::operation::{Operation, Table};
-use super::returned_events::ReturnedEvents;
+use super::returned::{Item, Returned};
 use crate::WaitStrategy;
 use crate::device::{Device, DeviceError, Pd, software};
 use crate::ring::combining_lock::{CombiningLock, Guard};
 use crate::ring::fence;
-use crate::wait::{Parker, park_once};
+use crate::wait::{Parker, park_once, wakers};
 
 /// Checks before the clock is read.
 const CHECKS_PER_CLOCK_READING: u32 = 64;
@@ -84,7 +82,7 @@ pub(super) struct Shared {
     pub(super) config: EndpointConfig,
     status: Arc<Status>,
     flags: Flags,
-    returned_events: Arc<ReturnedEvents>,
+    returned: Arc<Returned>,
     /// The thread that sleeps for the endpoint parks here, and at the completion queue.
     parker: Parker,
     /// The thread that has this may park.
@@ -103,14 +101,14 @@ impl Shared {
         config.check()?;
         fence::register().map_err(|source| DeviceError::Os { what: "membarrier", source })?;
         let status = Arc::new(Status::default());
-        let returned_events = Arc::new(ReturnedEvents::default());
+        let returned = Arc::new(Returned::default());
         Ok(Arc::new(Shared {
-            engine: CombiningLock::new(Engine::new(device, pd, config, &status, &returned_events)?),
+            engine: CombiningLock::new(Engine::new(device, pd, config, &status, &returned)?),
             table: Table::new(config.operations),
             config: config.clone(),
             status,
             flags: Flags::new(),
-            returned_events,
+            returned,
             parker: Parker::default(),
             sleeper: Mutex::new(()),
             handles: AtomicUsize::new(1),
@@ -225,18 +223,21 @@ impl Shared {
     fn run(&self, engine: &mut Engine) -> usize {
         let reap = self.flags.take_reap();
         if reap {
-            engine.put_back_events(&self.table);
+            engine.put_back_returned(&self.table);
         }
         engine.run(&self.table, reap)
     }
 
-    /// Unlocks the engine, after having run it for the threads that found it locked. Returns how much happened.
+    /// Unlocks the engine, after having run it for the threads that found it locked. Then calls the wakers of operations that have ended: they
+    /// may call the endpoint. Returns how much happened.
     #[inline]
     pub(super) fn unlock(&self, engine: Guard<'_, Engine>) -> usize {
-        match engine.unlock() {
+        let count = match engine.unlock() {
             None => 0,
             Some(engine) => self.run_called(engine),
-        }
+        };
+        wakers::run_deferred();
+        count
     }
 
     #[cold]
@@ -271,11 +272,13 @@ impl Shared {
         self.flags.request_reap();
         self.call_attention();
         self.run_published();
+        // Another thread may have the engine.
+        wakers::run_deferred();
     }
 
-    /// An immediate that nobody has looked at.
-    pub(super) fn return_event(&self, event: ImmEvent) {
-        self.returned_events.push(event);
+    /// An immediate or a message that nobody has looked at.
+    pub(super) fn put_back(&self, item: Item) {
+        self.returned.push(item);
         self.reap_soon();
     }
 

@@ -14,7 +14,9 @@ impl Endpoint {
     /// Writes a range of a buffer into the peer's memory, at `offset` of `remote`. The peer's program takes no part and is not told; see
     /// [`write_imm`](Endpoint::write_imm).
     ///
-    /// Large writes are split over the queue pairs. Operations have no order among each other, unless there is one queue pair.
+    /// Large writes are split over the queue pairs. Operations have no order among each other, unless there is one
+    /// [queue pair](super::EndpointConfig::qps), as by default: then `write`s, `write_imm`s and batches take effect in the order of the calls, so
+    /// they also wait for a `write_imm` that waits for the peer.
     ///
     /// ```
     /// use crosstie::endpoint::{Endpoint, EndpointConfig};

@@ -15,7 +15,7 @@ impl Endpoint {
     /// program. The bytes are in the peer's memory before the immediate is. It is never split.
     ///
     /// The peer has room for [`imm_window`](super::EndpointConfig::imm_window) immediates that its program has not taken. When it is
-    /// full, the operation waits, and its deadline ends the wait.
+    /// full, the operation waits, and its deadline ends the wait. With one queue pair later transfers wait behind it.
     ///
     /// ```
     /// use crosstie::endpoint::{Endpoint, EndpointConfig};

@@ -2,12 +2,13 @@
 //!
 //! [`parker`] is the futex at which one owner parks and that others notify. [`strategy`] decides when to spin, yield and
 //! park. [`yielding`] tells when a yield would take too long. [`any`] waits for several connections and services at once. [`flag`]
-//! ends such a wait from another thread.
+//! ends such a wait from another thread. [`wakers`] calls the wakers of tasks where their thread holds nothing.
 
 pub(crate) mod any;
 mod flag;
 mod parker;
 mod strategy;
+pub(crate) mod wakers;
 mod yielding;
 
 pub use any::{Waitable, park_any, wait_any};

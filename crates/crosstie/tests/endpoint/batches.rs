@@ -326,6 +326,28 @@ fn cancelled_batch_names_the_blocks_that_were_not_moved() {
     }
 }
 
+/// Blocks have 16 bits for the number of a buffer or region. A block with a larger number is refused, not moved to another place.
+#[test]
+fn blocks_in_buffers_or_regions_that_have_no_number_are_refused() {
+    let pair = Pair::new(&EndpointConfig::default());
+    let (first, last) = (pair.there.allocate(8).unwrap(), pair.there.allocate(8).unwrap());
+    let mut batch = Batch::new();
+    let pool = filled(&pair.here, 8, 1).into_pool();
+    let locals: Vec<_> = (0..=65_536).map(|_| batch.local_pool(pool.clone())).collect();
+    let remotes: Vec<_> =
+        (0..=65_536).map(|at| batch.remote(if at == 65_535 { &last } else { &first }.remote())).collect();
+    let [refused_local, refused_remote] = [(65_536, 0), (0, 65_536)].map(|(local, remote)| {
+        let strided = Strided { count: 2, block: 1, local: (0, 2), remote: (0, 2) };
+        let refused = batch.strided(locals[local], remotes[remote], strided);
+        assert_eq!(batch.block(locals[local], 0, remotes[remote], 0, 8), refused);
+        refused
+    });
+    assert_eq!([refused_local, refused_remote], [Err(BatchError::TooManyRegions); 2]);
+    batch.block(locals[65_535], 0, remotes[65_535], 0, 8).unwrap();
+    pair.here.write_batch(batch).unwrap().wait().unwrap();
+    assert_eq!((first.to_vec(), last.to_vec()), (vec![0; 8], pattern(8, 1)));
+}
+
 /// A peer says which blocks it wants. The numbers of blocks that fail are its numbers, also for blocks that were joined.
 #[test]
 fn decoded_blocks_have_the_numbers_of_the_side_that_encoded_them() {

@@ -11,7 +11,7 @@ use crate::pair::{HANG, Pair, config, configs, filled, pattern};
 #[test]
 fn cancel_all_ends_what_is_outstanding_and_flips_nothing() {
     for config in configs() {
-        let pair = Pair::new(&EndpointConfig { imm_window: 1, ..config });
+        let pair = Pair::new(&EndpointConfig { imm_window: 1, ..config.clone() });
         let target = pair.there.allocate(64).unwrap();
         let done = pair.here.write_imm(filled(&pair.here, 8, 0), .., &target.remote(), 0, 5).unwrap();
         pair.run_until(|| done.is_ended() && pair.here.counters().leased_slots == 0);
@@ -31,13 +31,13 @@ fn cancel_all_ends_what_is_outstanding_and_flips_nothing() {
             assert_eq!(failed.cause, Cause::Cancelled);
             assert_eq!(failed.buffer.wait_for(HANG).unwrap().len(), len);
         }
-        // The peer knows of this buffer: its slot stays leased until the message has arrived.
+        // The peer knows of this buffer: its slot stays leased until the peer has withdrawn it.
         let mut failed = recv.wait().unwrap_err();
-        assert_eq!((failed.cause, failed.buffer.try_take().is_none()), (Cause::Cancelled, true));
-        assert_eq!(pair.here.counters().leased_slots, 1);
-        let send = pair.there.send(filled(&pair.there, 20, 4), ..).unwrap();
-        pair.run_until(|| send.is_ended());
-        assert_eq!(failed.buffer.wait_for(HANG).unwrap().to_vec(), pattern(20, 4));
+        assert_eq!(failed.cause, Cause::Cancelled);
+        if config.progress == Progress::Caller {
+            assert_eq!((failed.buffer.try_take().is_none(), pair.here.counters().leased_slots), (true, 1));
+        }
+        pair.run_until(|| failed.buffer.try_take().is_some());
         // A send that was cancelled counts as never called: this one is the first.
         let recv = pair.there.recv(pair.there.allocate(10).unwrap(), ..).unwrap();
         let send = pair.here.send(filled(&pair.here, 10, 9), ..).unwrap();
@@ -51,7 +51,7 @@ fn cancel_all_ends_what_is_outstanding_and_flips_nothing() {
 #[test]
 fn dropped_futures_give_their_buffers_back_to_nobody_and_leak_nothing() {
     for config in configs() {
-        let pair = Pair::new(&EndpointConfig { imm_window: 1, ..config });
+        let pair = Pair::new(&EndpointConfig { imm_window: 1, ..config.clone() });
         let target = pair.there.allocate(64).unwrap();
         let region = Arc::new(pair.here.pd().allocate(4096, Access::ALL).unwrap());
         let buffer = || Buffer::of_shared_region(region.clone());
@@ -63,14 +63,14 @@ fn dropped_futures_give_their_buffers_back_to_nobody_and_leak_nothing() {
         drop(pair.here.send(buffer(), ..).unwrap());
         drop(pair.here.imm_recv().unwrap());
         pair.run_until(|| Arc::strong_count(&region) == 1);
-        // The peer may write into this one until its message has arrived.
+        // The peer may write into this one until it has withdrawn it.
         let recv = pair.here.recv(buffer(), ..).unwrap();
         assert!(pair.is_announced(&recv));
         drop(recv);
-        pair.run_until(|| pair.here.counters().held_operations == 1);
-        assert_eq!(Arc::strong_count(&region), 2, "the memory stays");
-        let send = pair.there.send(filled(&pair.there, 20, 0), ..).unwrap();
-        pair.run_until(|| send.is_ended() && Arc::strong_count(&region) == 1);
+        if config.progress == Progress::Caller {
+            assert_eq!(Arc::strong_count(&region), 2, "the memory stays");
+        }
+        pair.run_until(|| Arc::strong_count(&region) == 1);
         pair.assert_empty();
         // A detached operation goes on.
         let before = filled(&pair.here, 64, 77);

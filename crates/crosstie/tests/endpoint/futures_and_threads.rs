@@ -1,9 +1,11 @@
 //! Futures with several executors, and endpoints that many threads use at once.
 
-use std::task::{Context, Poll, Waker};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crosstie::endpoint::{Completed, Failed, Progress, join_all};
+use crosstie::endpoint::{Completed, Endpoint, Failed, OperationFuture, Progress, join_all};
 
 use crate::pair::{HANG, Pair, config, configs, filled, pattern};
 use crate::rng::{Random, seed};
@@ -123,6 +125,64 @@ fn imm_recv_that_is_dropped_with_an_immediate_that_came_before_loses_none() {
         for imm in 0..3 {
             assert_eq!(pair.there.imm_recv().unwrap().wait().unwrap().imm, Some(imm));
         }
+    }
+}
+
+/// A task whose waker polls it at once, as executors do that run inline, and calls the endpoint.
+struct Inline {
+    endpoint: Endpoint,
+    future: Mutex<Option<OperationFuture<()>>>,
+    ended: mpsc::Sender<Option<u32>>,
+}
+
+impl Inline {
+    fn poll(self: &Arc<Self>) {
+        self.endpoint.counters();
+        let mut future = self.future.lock().unwrap();
+        let waker = Waker::from(self.clone());
+        if let Some(running) = &mut *future
+            && let Poll::Ready(done) = Pin::new(running).poll(&mut Context::from_waker(&waker))
+        {
+            *future = None;
+            self.ended.send(done.ok().and_then(|done| done.imm)).unwrap();
+        }
+    }
+}
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        self.poll();
+    }
+}
+
+/// Wakers run when the endpoint is unlocked: one that polls, or calls the endpoint for something rare, does not wait for itself.
+#[test]
+fn waker_may_call_the_endpoint() {
+    for config in configs() {
+        let pair = Pair::new(&config);
+        let target = pair.there.allocate(8).unwrap();
+        let (ended, results) = mpsc::channel();
+        let start = || {
+            let future = Mutex::new(Some(pair.there.imm_recv().unwrap()));
+            Arc::new(Inline { endpoint: pair.there.clone(), future, ended: ended.clone() }).poll();
+        };
+        (0..3).for_each(|_| start());
+        let mut imms = Vec::new();
+        for imm in 0..2 {
+            pair.here.write_imm(filled(&pair.here, 8, 0), .., &target.remote(), 0, imm).unwrap().detach();
+        }
+        pair.run_until(|| {
+            imms.extend(results.try_recv().ok());
+            imms.len() == 2
+        });
+        imms.sort();
+        assert_eq!(imms, [Some(0), Some(1)]);
+        // The same when the end comes from another call.
+        pair.there.cancel_all();
+        assert_eq!(results.recv_timeout(HANG), Ok(None));
+        start();
+        pair.there.close();
+        assert_eq!(results.recv_timeout(HANG), Ok(None));
     }
 }
 

@@ -5,6 +5,7 @@ mod rng;
 
 mod batches;
 mod cancel;
+mod ended_recvs;
 mod futures_and_threads;
 mod operations;
 mod pair;

@@ -26,7 +26,7 @@ struct RawPeer {
 const RECEIVES: usize = 64;
 /// Where control messages begin in the memory for them, and how many pieces the endpoint of [`config`] has.
 const CONTROLS_AT: usize = 64;
-const PIECES: u32 = 14;
+const PIECES: u32 = 30;
 
 fn connect(config: &EndpointConfig) -> (Endpoint, RawPeer) {
     connect_with(config, |_| ())
@@ -41,7 +41,7 @@ fn connect_with(config: &EndpointConfig, forge: impl FnOnce(&mut [u8])) -> (Endp
     let (mut transfers, mut messages) = (qp(), qp());
     let endpoint = endpoint(&device(), config);
     let controls = pd.allocate(CONTROLS_AT + RECEIVES * 32, Access::ALL).unwrap();
-    let mut address = b"ctendp\x00\x02\x02\x00\x10\x00\x10\x00\x00\x00".to_vec();
+    let mut address = b"ctendp\x00\x03\x02\x00\x10\x00\x10\x00\x00\x00".to_vec();
     address.extend(controls.remote().rkey.to_le_bytes());
     address.extend(controls.remote().addr.to_le_bytes());
     address.extend(transfers.address().as_bytes());
@@ -138,6 +138,8 @@ fn malformed_control_messages_end_the_connection() {
         ("wraps", vec![control(1, 0, u64::MAX, 8, 0, 0)]),
         ("too many", (0..6).map(|number| control(1, number, 0, 8, 0, number)).collect()),
         ("forged credit", vec![control(2, 1000, 0, 0, 0, 0)]),
+        ("answers without a withdrawal", vec![control(5, 0, 0, 0, 0, 0)]),
+        ("knows a buffer that was not withdrawn", vec![control(6, 0, 0, 0, 0, 0)]),
     ];
     for (what, messages) in cases {
         let (endpoint, mut peer) = connect(&config());
@@ -251,7 +253,7 @@ fn random_bytes_do_no_harm() {
         let send = endpoint.send(endpoint.allocate(64).unwrap(), ..).unwrap();
         for _ in 0..4 {
             let mut bytes: Vec<u8> = (0..32).map(|_| [0, 0, random.next() as u8][random.index(3)]).collect();
-            bytes[0] = random.below(5) as u8;
+            bytes[0] = random.below(8) as u8;
             peer.send(&bytes);
         }
         for _ in 0..50 {

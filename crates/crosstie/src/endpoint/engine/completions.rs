@@ -186,6 +186,9 @@ impl Link {
                 self.end(shared, Cause::PeerClosed);
                 Ok(())
             }
+            Control::Withdraw(slot) => self.accept_withdraw(shared, slot),
+            Control::Withdrawn(slot) => self.accept_withdrawn(shared, slot),
+            Control::Taken(_) => self.accept_taken(shared),
         }
     }
 }

@@ -49,7 +49,7 @@ impl Link {
     }
 
     /// An immediate that was given to a call whose future was dropped before anybody looked. Its credit was given already.
-    pub(super) fn put_back(&mut self, shared: &mut Shared<'_>, event: ImmEvent) {
+    pub(super) fn put_back_event(&mut self, shared: &mut Shared<'_>, event: ImmEvent) {
         while let Some(op) = self.immediates.take_call() {
             if give(shared, op, event) {
                 return;

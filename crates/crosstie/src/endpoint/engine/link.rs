@@ -4,7 +4,7 @@
 //!   channels        0 .. n-1                        n .. 2n-1
 //!                   transfers: READ, WRITE,         messages, all WRITE+IMM: control messages
 //!                   WRITE+IMM of the program        on channel n, parts of messages on all of them
-//!   receives        imm_window + 1 on each          2 x messages + spare on channel n, messages + 1 on the others
+//!   receives        imm_window + 1 on each          2 x messages + 22 on channel n, messages + 1 on the others
 //!   queue           one completion queue for all
 //! ```
 //!
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::endpoint::imm_matching::{ImmEvent, ImmMatching};
 use crosstie_protocol::endpoint::imm_window::{ImmReceiver, ImmSender};
 use crosstie_protocol::endpoint::message::{
-    ArrivedParts, CONTROL_SIZE, Control, MAX_CONTROL_PIECES, control_imm,
+    ArrivedParts, CONTROL_SIZE, Control, MAX_CONTROL_PIECES, MAX_WITHDRAWALS, control_imm,
 };
 use crosstie_protocol::endpoint::pairing::Pairing;
 use crosstie_protocol::endpoint::send_queue::{Posted, SendQueue};
@@ -34,6 +34,7 @@ use super::Shared;
 use super::at_once::PostedAtOnce;
 use super::completions::TakenCompletions;
 use super::transfer::{STREAMING_LEN, SlotWork};
+use super::unclaimed::Unclaimed;
 use crate::device::{
     Access, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig, QpState,
     RcQp, RecvWr, RemoteAddr, SendOp, SendWr, Status,
@@ -41,8 +42,8 @@ use crate::device::{
 
 /// Completions that are taken at once.
 pub(super) const POLL_BATCH: usize = 64;
-/// Receives for control messages besides announced buffers: credit, and the end of the connection.
-const SPARE_RECEIVES: u16 = 6;
+/// Receives for control messages besides announced buffers: credit, the end of the connection, and withdrawals of both sides.
+const SPARE_RECEIVES: u16 = 6 + 2 * MAX_WITHDRAWALS;
 /// Where control messages begin in the memory for them. Before that is what the peer READs.
 const CONTROLS_AT: usize = 64;
 /// Work requests of one queue pair of which at least one is signaled.
@@ -110,10 +111,13 @@ impl Channel {
 /// How many receives a side with this limit of announced buffers keeps posted for control messages and for the messages on the same channel.
 /// It has as many pieces of memory for control messages, which are used in turn.
 ///
-/// **No piece is written again before its control message has been read.** At any time at most `messages` + 4 control messages are sent and
-/// not read, fewer than there are pieces:
+/// **No piece is written again before its control message has been read.** At any time at most `messages` + 4 + 2 x [`MAX_WITHDRAWALS`] control
+/// messages are sent and not read, fewer than there are pieces:
 ///
-/// - at most `messages` buffers: each holds a slot of its `recv` until its message arrives, which the peer sends when it has read where to;
+/// - at most `messages` buffers: each holds a slot of its `recv` until its message arrives, or the peer answers that it is withdrawn; the peer
+///   does either when it has read of the buffer;
+/// - at most [`MAX_WITHDRAWALS`] withdrawals: one more is made when the peer has answered one; and as many answers, since the peer keeps to the
+///   same limit;
 /// - at most three times credit for immediates: each is for half of the window at least (or for one, if the window is smaller than four), and
 ///   the peer sends no immediate without credit that it has read (tested in `imm_window.rs`);
 /// - one end of the connection, after which nothing is sent.
@@ -147,6 +151,10 @@ pub(super) struct AnnouncedRecv {
     pub(super) op: Option<Op>,
     pub(super) parts: ArrivedParts,
     pub(super) limit: u64,
+    /// The number of its message.
+    pub(super) sequence: u32,
+    /// Whether the peer was asked to withdraw the buffer.
+    pub(super) is_withdrawn: bool,
 }
 
 pub(in crate::endpoint) struct Link {
@@ -196,6 +204,7 @@ pub(in crate::endpoint) struct Link {
     pub(super) announced: Box<[AnnouncedRecv]>,
     pub(super) waiting_recvs: VecDeque<Op>,
     pub(super) next_sequence: u32,
+    pub(super) unclaimed: Unclaimed,
     // Immediates.
     pub(super) immediates: ImmMatching<Option<Op>>,
     pub(super) imm_sender: ImmSender,
@@ -279,6 +288,7 @@ impl Link {
             announced: (0..config.messages).map(|_| AnnouncedRecv::default()).collect(),
             waiting_recvs: VecDeque::with_capacity(operations),
             next_sequence: 0,
+            unclaimed: Unclaimed::default(),
             immediates: ImmMatching::new(config.imm_window as usize, operations),
             imm_sender: ImmSender::new(0),
             imm_receiver: ImmReceiver::new(config.imm_window),
@@ -466,7 +476,7 @@ impl Link {
     fn end_waiting(&mut self, shared: &mut Shared<'_>, cause: Cause) {
         let code = cause.encode();
         self.unposted.clear();
-        while let Some(op) = self.waiting.pop_front().or_else(|| self.waiting_recvs.pop_front()) {
+        while let Some(op) = self.waiting.pop_front().or_else(|| self.next_waiting_recv()) {
             shared.give_back_unposted(op, self.peer(), cause);
         }
         while let Some(op) = self.pairing.take_send() {
@@ -481,7 +491,7 @@ impl Link {
     pub(super) fn reap_ended(&mut self, shared: &mut Shared<'_>) -> usize {
         let before = shared.counters.held_operations;
         let (peer, code) = (self.peer(), Cause::Cancelled.encode());
-        for queue in [&mut self.waiting, &mut self.waiting_recvs] {
+        for queue in [&mut self.waiting, &mut self.unclaimed.recalled, &mut self.waiting_recvs] {
             for _ in 0..queue.len() {
                 let Some(op) = queue.pop_front() else { break };
                 if op.is_ended(shared.table) {
@@ -500,6 +510,7 @@ impl Link {
         };
         self.pairing.remove_ended(&mut reap);
         self.immediates.remove_ended(&mut reap);
+        self.unclaimed.is_due = self.is_connected();
         // Transfers that wait for the send queue, or for credit, stop at the next post.
         self.post_waiting(shared);
         (before - shared.counters.held_operations) as usize
@@ -642,7 +653,7 @@ mod tests {
                             assert!(number >= messages.into() && *granted > credit, "{round}: {found:?}");
                             credit = *granted;
                         }
-                        Control::Close => panic!("round {round}: {found:?}"),
+                        _ => panic!("round {round}: {found:?}"),
                     }
                 }
                 for write in writes {
@@ -659,6 +670,38 @@ mod tests {
             let first = next_piece();
             here.close();
             assert_eq!(unread(&there, first, 1), [Control::Close]);
+        }
+    }
+
+    /// The same for buffers, withdrawals and answers.
+    #[test]
+    fn withdrawals_that_were_not_read_are_not_overwritten() {
+        for messages in [1, 3, 12] {
+            let (here, there) = connected(&EndpointConfig { messages, ..config() });
+            for round in 0..20 {
+                let first = here.shared.with_engine(|engine, _| engine.link().next_piece);
+                let recvs: Vec<_> =
+                    (0..messages).map(|_| here.recv(here.allocate(8).unwrap(), ..).unwrap()).collect();
+                assert_eq!(here.cancel_all(), messages.into());
+                let withdrawn = messages.min(MAX_WITHDRAWALS);
+                let found = unread(&there, first, messages + withdrawn);
+                let (buffers, withdrawals) = found.split_at(messages.into());
+                assert!(
+                    buffers.iter().all(|control| matches!(control, Control::Buffer(_))),
+                    "{round}: {found:?}"
+                );
+                for (buffer, withdrawal) in buffers.iter().zip(withdrawals) {
+                    let Control::Buffer(buffer) = buffer else { unreachable!() };
+                    assert_eq!(*withdrawal, Control::Withdraw(buffer.slot));
+                }
+                let begin = Instant::now();
+                while here.counters().leased_slots > 0 {
+                    assert!(begin.elapsed() < 20 * FLUSH_LIMIT, "hangs");
+                    there.progress();
+                    here.progress();
+                }
+                drop(recvs);
+            }
         }
     }
 

@@ -9,8 +9,8 @@
 //!   last part: the message is complete                  last completion: the message is sent
 //! ```
 //!
-//! A `send` that ends before it has a buffer counts as if it had never been called. A `recv` that ends after it was announced keeps
-//! its buffer until its message has arrived, or the connection is drained: the peer may write at any time.
+//! A `send` that ends before it has a buffer counts as if it had never been called. So does a `recv`, but the peer knows its buffer: see
+//! [`unclaimed`](super::unclaimed).
 
 use crosstie_protocol::endpoint::message::{
     AnnouncedBuffer, ArrivedParts, Control, DataImm, Violation, WireSlot,
@@ -18,7 +18,7 @@ use crosstie_protocol::endpoint::message::{
 use crosstie_protocol::endpoint::split::Split;
 
 use super::super::cause::{Cause, SUCCESS};
-use super::super::operation::Op;
+use super::super::operation::{Kind, Op};
 use super::Shared;
 use super::link::{AnnouncedRecv, Link};
 use super::transfer::SlotWork;
@@ -74,16 +74,22 @@ impl Link {
 
     #[inline]
     pub(super) fn start_recv(&mut self, shared: &mut Shared<'_>, op: Op) {
-        let unannounced = if self.waiting_recvs.is_empty() { self.announce(shared, op) } else { Some(op) };
+        let is_next = self.waiting_recvs.is_empty() && self.unclaimed.is_settled();
+        let unannounced = if is_next { self.announce(shared, op) } else { Some(op) };
         if let Some(op) = unannounced {
             self.waiting_recvs.push_back(op);
+            if self.unclaimed.has_messages() {
+                self.hand_out(shared);
+            }
         }
     }
 
-    /// Announces the buffers of `recv`s that wait, as long as there are slots.
+    /// Announces the buffers of `recv`s that wait, as long as there are slots. None of them while it is not known what becomes of messages to
+    /// `recv`s that have ended: what the peer does not know of can be filled here.
     #[cold]
     pub(super) fn announce_recvs(&mut self, shared: &mut Shared<'_>) {
         while self.is_connected()
+            && self.unclaimed.is_settled()
             && let Some(op) = self.waiting_recvs.pop_front()
         {
             if op.is_ended(shared.table) {
@@ -103,19 +109,27 @@ impl Link {
         }
         let Some(key) = self.recv_slots.lease() else { return Some(op) };
         let sequence = self.next_sequence;
-        let buffer = op.with_value(shared.table, |operation| AnnouncedBuffer {
-            slot: WireSlot::new(key),
-            addr: operation.remote.addr,
-            len: operation.range.len() as u64,
-            rkey: operation.remote.rkey,
-            sequence,
+        let buffer = op.with_value(shared.table, |operation| {
+            operation.kind = Kind::Recv(sequence);
+            AnnouncedBuffer {
+                slot: WireSlot::new(key),
+                addr: operation.remote.addr,
+                len: operation.range.len() as u64,
+                rkey: operation.remote.rkey,
+                sequence,
+            }
         });
         match self.post_control(&Control::Buffer(buffer)) {
             Ok(()) => {
                 shared.counters.work_requests += 1;
                 self.next_sequence = sequence.wrapping_add(1);
-                self.announced[usize::from(key.index)] =
-                    AnnouncedRecv { op: Some(op), parts: ArrivedParts::default(), limit: buffer.len };
+                self.announced[usize::from(key.index)] = AnnouncedRecv {
+                    op: Some(op),
+                    parts: ArrivedParts::default(),
+                    limit: buffer.len,
+                    sequence,
+                    is_withdrawn: false,
+                };
                 None
             }
             Err(error) => {
@@ -127,6 +141,17 @@ impl Link {
                 shared.give_back(op, Cause::NotAccepted(0).encode());
                 None
             }
+        }
+    }
+
+    /// The message of a `recv` is in its buffer.
+    #[inline]
+    fn finish_recv(&mut self, shared: &mut Shared<'_>, mut op: Op, len: u64) {
+        op.with_value(shared.table, |operation| operation.bytes = len);
+        if !self.unclaimed.is_settled() {
+            self.keep_message(shared, op);
+        } else if let Err(op) = shared.give_back_if_live(op, SUCCESS) {
+            self.keep_message(shared, op);
         }
     }
 
@@ -147,11 +172,11 @@ impl Link {
             return Err(unknown);
         }
         let Some(total) = announced.parts.arrive(data, part, bytes, announced.limit)? else { return Ok(()) };
-        if let Some(mut op) = announced.op.take() {
-            op.with_value(shared.table, |operation| operation.bytes = total);
-            shared.give_back(op, SUCCESS);
-        }
+        let op = announced.op.take();
         self.recv_slots.release(key);
+        if let Some(op) = op {
+            self.finish_recv(shared, op, total);
+        }
         if !self.waiting_recvs.is_empty() {
             self.announce_recvs(shared);
         }

@@ -5,6 +5,7 @@
 //! - `at_once.rs`: transfers that complete while they are started.
 //! - `transfer.rs`: READ, WRITE, batches: from an operation to work requests.
 //! - `message.rs`: `send` and `recv`.
+//! - `unclaimed.rs`: messages and buffers of `recv`s that have ended.
 //! - `immediate.rs`: `imm_recv` and credit for immediates.
 //! - `completions.rs`: what a completion means.
 
@@ -15,6 +16,7 @@ mod immediate;
 mod link;
 mod message;
 mod transfer;
+mod unclaimed;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +27,7 @@ use super::config::{EndpointConfig, MAX_RETIRED};
 use super::counters::EndpointCounters;
 use super::operation::{Kind, Op, Operation, Table};
 use super::path::Path;
-use super::returned_events::ReturnedEvents;
+use super::returned::Returned;
 use super::shared::Status;
 use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Device, DeviceError, Pd};
@@ -55,7 +57,7 @@ pub(super) struct Engine {
     next_check: Instant,
     counters: EndpointCounters,
     status: Arc<Status>,
-    returned_events: Arc<ReturnedEvents>,
+    returned: Arc<Returned>,
     /// For the next operation that [`start`](Engine::start) starts.
     spare: SpareEntry,
 }
@@ -83,6 +85,15 @@ impl Shared<'_> {
         op.give_back(self.table, code)
     }
 
+    /// Gives an operation back, unless it has ended before.
+    #[inline]
+    fn give_back_if_live(&mut self, op: Op, code: u16) -> Result<(), Op> {
+        op.give_back_if_live(self.table, code)?;
+        self.counters.operations += 1;
+        self.counters.held_operations -= 1;
+        Ok(())
+    }
+
     /// Gives an operation back of which nothing was posted. If it has ended before, it keeps its cause.
     #[cold]
     fn give_back_unposted(&mut self, mut op: Op, peer: Option<Peer>, cause: Cause) {
@@ -98,7 +109,7 @@ impl Engine {
         pd: &Arc<Pd>,
         config: &EndpointConfig,
         status: &Arc<Status>,
-        returned_events: &Arc<ReturnedEvents>,
+        returned: &Arc<Returned>,
     ) -> Result<Engine, DeviceError> {
         Ok(Engine {
             device: device.clone(),
@@ -111,7 +122,7 @@ impl Engine {
             next_check: Instant::now(),
             counters: EndpointCounters::default(),
             status: status.clone(),
-            returned_events: returned_events.clone(),
+            returned: returned.clone(),
             spare: SpareEntry::default(),
         })
     }
@@ -146,7 +157,7 @@ impl Engine {
         let (side, op) = table.lease_private(operation, &mut self.spare)?;
         self.start_operation(table, op, kind);
         // A poll may find what an operation waits for. A `recv` waits for what the peer does when it has seen the buffer.
-        if kind != Kind::Recv && !side.is_back(table) {
+        if !matches!(kind, Kind::Recv(_)) && !side.is_back(table) {
             self.poll(table);
         } else if self.clock.is_due() {
             self.check_time(table);
@@ -157,8 +168,8 @@ impl Engine {
     /// Decides whether a started operation needs a future.
     #[inline(always)]
     fn resolve(&mut self, table: &Table, side: PrivateSide, timeout: Option<Duration>) -> Started {
-        // The immediate of an `imm_recv` must not be lost if its future is dropped, so it has one.
-        let needs_none = |operation: &Operation| operation.kind != Kind::ImmRecv;
+        // What an `imm_recv` or a `recv` has brought must not be lost if its future is dropped, so it has one.
+        let needs_none = |operation: &Operation| !matches!(operation.kind, Kind::ImmRecv | Kind::Recv(_));
         match side.resolve(table, &mut self.spare, SUCCESS, needs_none) {
             Ok(operation) => Started::Completed(operation),
             Err(side) => {
@@ -240,13 +251,14 @@ impl Engine {
         }
         match kind {
             Kind::Send => link.start_send(&mut shared, op),
-            Kind::Recv => link.start_recv(&mut shared, op),
-            Kind::ImmRecv => {
-                if self.returned_events.has_any() {
-                    let returned = self.returned_events.take();
-                    returned.into_iter().for_each(|event| link.put_back(&mut shared, event));
+            Kind::Recv(_) | Kind::ImmRecv => {
+                if self.returned.has_any() {
+                    self.returned.take().into_iter().for_each(|item| link.put_back(&mut shared, item));
                 }
-                link.start_imm_recv(&mut shared, op);
+                match kind {
+                    Kind::ImmRecv => link.start_imm_recv(&mut shared, op),
+                    _ => link.start_recv(&mut shared, op),
+                }
             }
             _ => link.start_transfer(&mut shared, op),
         }
@@ -324,10 +336,10 @@ impl Engine {
         Ok(self.link.address())
     }
 
-    /// Takes the immediates whose futures were dropped before anybody looked at them.
-    pub(super) fn put_back_events(&mut self, table: &Table) {
+    /// Takes the immediates and messages whose futures were dropped before anybody looked at them.
+    pub(super) fn put_back_returned(&mut self, table: &Table) {
         let mut shared = Shared { table, counters: &mut self.counters, status: &self.status };
-        self.returned_events.take().into_iter().for_each(|event| self.link.put_back(&mut shared, event));
+        self.returned.take().into_iter().for_each(|item| self.link.put_back(&mut shared, item));
     }
 
     pub(super) fn path(&self) -> Option<Path> {

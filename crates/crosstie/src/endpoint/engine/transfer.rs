@@ -174,14 +174,14 @@ impl Link {
     pub(super) fn start_slot(&mut self, shared: &mut Shared<'_>, key: SlotKey, work: SlotWork) {
         self.work[usize::from(key.index)] = Some(work);
         if self.unposted.is_empty() {
-            self.post_slot(shared, key);
+            self.post_slot(shared, key, 0);
         } else {
             self.unposted.push_back(key);
         }
     }
 
-    /// Posts what can be posted of a slot.
-    fn post_slot(&mut self, shared: &mut Shared<'_>, key: SlotKey) {
+    /// Posts what can be posted of a slot. If not all can, it gets this place among those that wait.
+    fn post_slot(&mut self, shared: &mut Shared<'_>, key: SlotKey, place: usize) {
         let Some(work) = &mut self.work[usize::from(key.index)] else { return };
         let mut poster = Poster {
             channels: &mut self.channels,
@@ -198,7 +198,7 @@ impl Link {
         let posted = poster.posted;
         shared.counters.work_requests += u64::from(posted);
         self.slots.add_work(key, posted);
-        self.note_outcome(shared, key, outcome);
+        self.note_outcome(shared, key, outcome, place);
     }
 
     /// Takes over a slot whose one request was posted, or refused.
@@ -222,11 +222,11 @@ impl Link {
             Err(PostError::Full) => Outcome::Blocked,
             Err(error) => Outcome::Refused(not_accepted(error)),
         };
-        self.note_outcome(shared, key, outcome);
+        self.note_outcome(shared, key, outcome, 0);
     }
 
     #[inline]
-    fn note_outcome(&mut self, shared: &mut Shared<'_>, key: SlotKey, outcome: Outcome) {
+    fn note_outcome(&mut self, shared: &mut Shared<'_>, key: SlotKey, outcome: Outcome, place: usize) {
         let Some(work) = &mut self.work[usize::from(key.index)] else { return };
         match outcome {
             Outcome::Posted => {
@@ -236,7 +236,7 @@ impl Link {
                     self.finish_slots(shared);
                 }
             }
-            Outcome::Blocked => self.unposted.push_back(key),
+            Outcome::Blocked => self.unposted.insert(place, key),
             Outcome::Refused(cause) => {
                 shared.counters.refused_posts += 1;
                 work.stop(cause);
@@ -259,10 +259,9 @@ impl Link {
         if !self.is_connected() {
             return 0;
         }
-        let before = self.unposted.len();
-        for _ in 0..before {
-            let Some(key) = self.unposted.pop_front() else { break };
-            self.post_slot(shared, key);
+        let count = if self.unposted.is_empty() { 0 } else { self.post_unposted(shared) };
+        if self.unclaimed.is_due {
+            self.advance_withdrawals(shared);
         }
         if !self.waiting_recvs.is_empty() {
             self.announce_recvs(shared);
@@ -270,7 +269,30 @@ impl Link {
         if self.imm_receiver.credit_due().is_some() {
             self.send_imm_credit(shared);
         }
-        before.saturating_sub(self.unposted.len())
+        count
+    }
+
+    /// Posts slots that wait. Each keeps its place until all of it is posted: with one queue pair, no transfer overtakes another one.
+    fn post_unposted(&mut self, shared: &mut Shared<'_>) -> usize {
+        let (mut count, mut place, mut is_held_up) = (0, 0, false);
+        while let Some(&key) = self.unposted.get(place) {
+            let Some(work) = &self.work[usize::from(key.index)] else { break };
+            let is_transfer = !matches!(work.plan, Plan::Message { .. });
+            // Of one that has ended nothing more is posted.
+            if is_held_up && is_transfer && !work.op.is_ended(shared.table) {
+                place += 1;
+                continue;
+            }
+            self.unposted.remove(place);
+            self.post_slot(shared, key, place);
+            if self.unposted.get(place) == Some(&key) {
+                is_held_up |= is_transfer && self.qps == 1;
+                place += 1;
+            } else {
+                count += 1;
+            }
+        }
+        count
     }
 
     /// Gives back the operations of slots whose last work request has completed, and releases the slots.

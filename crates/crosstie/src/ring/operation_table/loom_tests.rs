@@ -272,7 +272,9 @@ fn check_signal(broken: bool) {
             let table = table.clone();
             move || {
                 table.end(key, 9);
+                wakers::run_deferred();
                 table.take_submitted(|op| _ = op.give_back(&*table, 0));
+                wakers::run_deferred();
             }
         });
         for for_back in [false, true] {

@@ -21,7 +21,8 @@
 //! ```
 //!
 //! **Promises.** No lock, no allocation and no system call, apart from a task that really waits: its waker is behind a mutex that
-//! nobody holds for long. An operation ends once; `cancel` never changes one that has ended. The value is accessed by one side at a
+//! nobody holds for long; it is [deferred](crate::wait::wakers), so who ends operations lets the wakers run when it holds nothing. An operation
+//! ends once; `cancel` never changes one that has ended. The value is accessed by one side at a
 //! time: by the engine until it gives it back, and by the future after that.
 //!
 //! The lists are linked by index. Free entries: a stack whose head has a tag, so that a pop that was overtaken fails. Submitted
@@ -34,6 +35,7 @@ use core::task::Waker;
 use crosstie_protocol::endpoint::operation::OperationWord;
 
 use super::cell::UnsafeCell;
+use crate::wait::wakers;
 use sync::{AtomicU64, Mutex};
 
 pub(crate) use sides::{EngineSide, FutureSide, PrivateSide};
@@ -345,7 +347,7 @@ impl<T, O: Orders> OperationTable<T, O> {
     fn wake(&self, key: OperationKey) {
         let waker = lock(&self.entry(key).waker).take();
         if let Some(waker) = waker {
-            waker.wake();
+            wakers::defer(waker);
         }
     }
 

@@ -58,24 +58,47 @@ impl EngineSide {
     /// ended it.
     #[inline]
     pub(crate) fn give_back<T, O: Orders>(self, table: &OperationTable<T, O>, cause: u16) -> bool {
-        let change = |word: OperationWord| word.give_back(cause);
+        self.give_back_as(table, |word| word.give_back(cause)) == Some(true)
+    }
+
+    /// Gives the value to the future and ends the operation with this cause, unless it has ended before: then the engine keeps the value.
+    #[inline]
+    pub(crate) fn give_back_if_live<T, O: Orders>(
+        self,
+        table: &OperationTable<T, O>,
+        cause: u16,
+    ) -> Result<(), EngineSide> {
+        let key = self.0;
+        let change = |word: OperationWord| if word.is_ended() { None } else { word.give_back(cause) };
+        match self.give_back_as(table, change) {
+            Some(_) => Ok(()),
+            None => Err(EngineSide(key)),
+        }
+    }
+
+    /// `None`: `change` refuses, and nothing has happened. Else whether this ended the operation.
+    #[inline]
+    fn give_back_as<T, O: Orders>(
+        self,
+        table: &OperationTable<T, O>,
+        change: impl Fn(OperationWord) -> Option<OperationWord>,
+    ) -> Option<bool> {
         let entry = table.entry(self.0);
         let word = &entry.word;
         let private = OperationWord::from_bits(word.load(Relaxed));
         if private.is_private() {
             // Nobody else changes the word. Release, partner: the Acquire load in `resolve`.
-            let Some(after) = change(private) else { return false };
-            word.store(after.bits(), Ordering::Release);
-            return !private.is_ended();
+            word.store(change(private)?.bits(), Ordering::Release);
+            return Some(!private.is_ended());
         }
         // Only this side gives the value back, and only once.
-        let Some((before, after)) = entry.update(self.0, O::GIVE_BACK, change) else { return false };
+        let (before, after) = entry.update(self.0, O::GIVE_BACK, change)?;
         if after.is_unused() {
             table.retire(self.0);
         } else {
             table.wake_if(self.0, before);
         }
-        !before.is_ended()
+        Some(!before.is_ended())
     }
 }
 
