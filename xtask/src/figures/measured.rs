@@ -6,8 +6,8 @@
 //! ```
 //! `value` and `share` are the lowest, the median and the highest over the rounds.
 //!
-//! A machine that has compared Crosstie with other systems also has `peers`: `versions`, `rounds`, `seconds`, and for each name of
-//! `measured` the medians and the commit.
+//! The comparison with other systems is in `peers`: `processor`, `versions`, `rounds`, `seconds`, and for each name of `measured` the
+//! medians and the commit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -132,10 +132,9 @@ impl Measured {
             "rounds": found["rounds"],
             "seconds": found["seconds"],
             "measured": measured,
+            "processor": format!("{}, {}", machine.name, machine.processor),
         });
-        Measured(json!({
-            "machines": { &machine.name: { "processor": machine.processor, "figures": {}, "peers": peers } }
-        }))
+        Measured(json!({ "machines": {}, "peers": peers }))
     }
 
     /// Reads a file. One that does not exist has no measurements.
@@ -158,6 +157,9 @@ impl Measured {
 
     /// Adds measurements. Figures that both have are taken from `newer`; a machine with another processor starts anew.
     pub(super) fn merge(&mut self, newer: Measured) {
+        if newer.peers().is_object() {
+            merge_peers(&mut self.0["peers"], newer.peers());
+        }
         let Some(machines) = self.0["machines"].as_object_mut() else { return };
         let Value::Object(added) = newer.0["machines"].clone() else { return };
         for (name, machine) in added {
@@ -168,7 +170,6 @@ impl Measured {
                     {
                         known.extend(figures);
                     }
-                    merge_peers(&mut known["peers"], &machine["peers"]);
                 }
                 _ => {
                     machines.insert(name, machine);
@@ -188,11 +189,9 @@ impl Measured {
         machines
     }
 
-    /// The comparison with other systems: of the first machine that has one.
+    /// The comparison with other systems.
     pub(super) fn peers(&self) -> &Value {
-        let machines = self.machines();
-        let compared = machines.iter().map(|(name, _)| &self.0["machines"][*name]["peers"]);
-        compared.into_iter().find(|peers| peers.is_object()).unwrap_or(&Value::Null)
+        &self.0["peers"]
     }
 
     pub(super) fn result(&self, machine: &str, id: &str) -> Option<FigureResult> {
@@ -205,10 +204,10 @@ impl Measured {
     }
 }
 
-/// Replaces what was measured again. A system that was not measured again keeps its version and its figures.
+/// Replaces what was measured again. A system that was not measured again keeps its version and its figures, on the same processor.
 fn merge_peers(known: &mut Value, newer: &Value) {
     let Some(newer) = newer.as_object() else { return };
-    if !known.is_object() {
+    if known["processor"] != newer["processor"] {
         *known = json!({});
     }
     for (name, value) in newer {
@@ -268,7 +267,15 @@ mod tests {
         assert_eq!(peers["measured"]["UCX"], json!({ "per_s": 3.0, "commit": "new" }));
         assert_eq!(peers["measured"]["Redis"], json!({ "per_s": 2.0, "commit": "old" }));
         assert_eq!(peers["versions"], json!({ "UCX": "1", "Redis": "1" }));
-        assert!(all.result("2 cores", "ipc-1").is_some());
+
+        let other = Machine { name: "2 cores".into(), processor: "b".into() };
+        all.merge(Measured::of_peers(&other, "new", &found("UCX", 4.0)));
+        assert_eq!(
+            all.peers()["versions"],
+            json!({ "UCX": "1" }),
+            "figures of another processor are not mixed"
+        );
+        assert!(all.result("2 cores", "ipc-1").is_some(), "other figures stay");
     }
 
     #[test]

@@ -408,6 +408,9 @@ pub(crate) fn comparison_table(found: &Value) -> String {
         };
         text += &format!("| {} | {cells} | {cpu} |\n", comparison.what);
     }
+    if let Some(processor) = found["processor"].as_str() {
+        text += &format!("\n{processor}; medians of {} rounds of {} s\n", found["rounds"], found["seconds"]);
+    }
     text
 }
 
