@@ -7,6 +7,7 @@
 //! - [`rails`]: messages over several rails: immediates, splits, failover.
 //! - [`endpoint`]: operations with owned completions: slots, messages, immediates, batches.
 //! - [`group`]: locks, barriers and messages of process groups.
+//! - [`signaling`]: which requests of a send queue ask for a completion.
 //! - [`lane`]: the word in front of each slot of a lane.
 //! - [`key`]: table keys with a generation.
 //! - [`region`]: descriptors of registered regions.
@@ -24,3 +25,4 @@ pub mod key;
 pub mod lane;
 pub mod rails;
 pub mod region;
+pub mod signaling;

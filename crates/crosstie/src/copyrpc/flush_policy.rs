@@ -22,11 +22,14 @@ use std::time::Duration;
 
 use crosstie_protocol::copyrpc::Progress;
 use crosstie_protocol::copyrpc::wire::{COMPACT_HEAD_SIZE, MAX_COMPACT_PAYLOAD};
+use crosstie_protocol::signaling::Signaling;
 
 /// One WRITE in this many asks for a completion, which says that all WRITEs up to it have left the send queue.
 pub(super) const SIGNAL_INTERVAL: u32 = 64;
+/// The WRITEs of a queue pair. Its other requests are signaled and stand for themselves.
+pub(super) type WriteSignaling = Signaling<SIGNAL_INTERVAL>;
 /// Work requests that a send queue holds. One half can be posted while the completion of the other half is awaited.
-pub(super) const SEND_DEPTH: u32 = 2 * SIGNAL_INTERVAL;
+pub(super) const SEND_DEPTH: u32 = WriteSignaling::MIN_DEPTH;
 /// A small batch is held back only while the peer has not released this many earlier batches.
 pub(super) const BATCHES_AHEAD: usize = 2;
 /// A batch is small if its bytes, times this divisor, are fewer than the bytes that the peer has not released. Only small batches are
@@ -64,12 +67,6 @@ pub(super) enum SendTiming {
 /// The inline size to ask for when a queue pair is created. `device` is the most that the device offers.
 pub(super) fn inline_limit(device: u32) -> u32 {
     if device as usize >= MIN_DIRECT_PAYLOAD { device } else { device.min(MAX_INLINE_BATCH as u32) }
-}
-
-/// Signal: whether the next WRITE asks for a completion, after `unsignaled` that did not.
-#[inline(always)]
-pub(super) fn is_signaled(unsignaled: u32) -> bool {
-    unsignaled + 1 >= SIGNAL_INTERVAL
 }
 
 /// Large batch: when a batch of `messages` goes out. `is_sealed`: a direct payload or the end of the ring has sealed it.

@@ -63,7 +63,9 @@ pub struct DeviceAttr {
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpConfig {
-    /// Send requests outstanding.
+    /// Requests in the send queue. A signaled request, and one that fails, leaves it when its completion is polled; the unsignaled
+    /// requests before it leave with it. **So signal at least one of half as many**, on each queue pair: a queue that is full of
+    /// unsignaled requests stays full for ever, even though all of them have been executed.
     pub max_send_wr: u32,
     /// Receives outstanding; without effect when a shared receive queue is used.
     pub max_recv_wr: u32,

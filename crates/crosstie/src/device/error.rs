@@ -97,7 +97,8 @@ pub enum DeviceError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The queue is full: poll completions, then post again.
+    /// The queue is full: poll completions, then post again. If none is to come, because no request in the queue is signaled, it
+    /// stays full, see [`QpConfig::max_send_wr`](super::QpConfig::max_send_wr).
     #[error("the queue is full: poll completions, then post again")]
     Full,
     /// The queue pair does not accept this kind of request in its state.

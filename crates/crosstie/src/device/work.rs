@@ -155,7 +155,8 @@ pub struct SendWr<'a> {
     pub op: SendOp,
     /// Its bytes.
     pub data: Data<'a>,
-    /// Whether success produces a completion. Failure always does.
+    /// Whether success produces a completion. Failure always does. A completion also gives back the places of the unsignaled
+    /// requests before it, see [`QpConfig::max_send_wr`](super::QpConfig::max_send_wr).
     pub signaled: bool,
     /// Whether to wait for earlier READs and atomics of this queue pair before starting.
     pub fence: bool,

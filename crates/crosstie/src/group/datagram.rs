@@ -104,7 +104,7 @@ impl DatagramPort {
         let mut wr = SendWr::new(key.encode(), SendOp::Send, data);
         wr.signaled = signaled;
         self.qp.post(&port.address, port.qp_num, port.qkey, &wr)?;
-        self.queue.count_post();
+        self.queue.count_post(signaled);
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 
 use crosstie_protocol::group::{Control, HEADER_SIZE, MAX_MTU, MemberId, PACKET_IMMEDIATE};
+use crosstie_protocol::signaling::Signaling;
 
 use super::config::limits::{CONTROL_RESERVE, SEND_QUEUE};
 use crate::device::{Data, Mr, OutOfRegion, PostError, QpState, RcQp, RecvWr, RemoteMemory, SendOp, SendWr};
@@ -17,7 +18,9 @@ use crate::device::{Data, Mr, OutOfRegion, PostError, QpState, RcQp, RecvWr, Rem
 /// Bytes of a receive: a packet, rounded up to whole cache lines.
 pub(super) const SLOT: usize = (HEADER_SIZE + MAX_MTU).next_multiple_of(64);
 /// One request in this many is signaled, so that the send queue becomes free.
-const SIGNAL_EVERY: u32 = 32;
+const SIGNAL_INTERVAL: u32 = 32;
+
+const _: () = assert!(SEND_QUEUE >= Signaling::<SIGNAL_INTERVAL>::MIN_DEPTH);
 
 /// Which requests a completion of the send queue stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +50,7 @@ impl SendKey {
 pub(super) struct SendQueue {
     posted: u32,
     done: u32,
+    signaling: Signaling<SIGNAL_INTERVAL>,
 }
 
 impl SendQueue {
@@ -67,12 +71,13 @@ impl SendQueue {
     pub(super) fn next(&self, member: u16, slot: Option<u16>) -> (SendKey, bool) {
         let posted = self.posted.wrapping_add(1);
         let key = SendKey { member, slot: slot.map_or(0, |slot| slot + 1), posted };
-        (key, slot.is_some() || posted.is_multiple_of(SIGNAL_EVERY))
+        (key, slot.is_some() || self.signaling.is_due())
     }
 
     #[inline]
-    pub(super) fn count_post(&mut self) {
+    pub(super) fn count_post(&mut self, is_signaled: bool) {
         self.posted = self.posted.wrapping_add(1);
+        self.signaling.count_post(is_signaled);
     }
 
     pub(super) fn complete(&mut self, posted: u32) {
@@ -170,7 +175,7 @@ impl Link {
         let mut wr = SendWr::new(key.encode(), op, data);
         wr.signaled = signaled;
         self.qp.post(&wr)?;
-        self.queue.count_post();
+        self.queue.count_post(signaled);
         self.active = true;
         Ok(())
     }

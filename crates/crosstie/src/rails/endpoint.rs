@@ -11,6 +11,7 @@
 //! ```
 
 use crosstie_protocol::rails::{CTS_LEN, MAX_SLOTS, RECORD_LEN};
+use crosstie_protocol::signaling::Signaling;
 
 use super::context::Context;
 use crate::device::{
@@ -54,6 +55,8 @@ pub(super) struct Endpoint {
     next_qp: usize,
     /// Receives posted and not completed.
     pub(super) posted: u32,
+    /// Receiver: the requests of queue pair 0, all of them clear-to-sends and probes.
+    pub(super) signaling: Signaling<SIGNAL_INTERVAL>,
     /// How often the rail was built before.
     pub(super) epoch: u32,
     /// The peer's `memory` and `staging`, once connected.
@@ -76,6 +79,8 @@ pub(super) const PROBE: u64 = u64::MAX;
 /// `wr_id` of clear-to-sends.
 pub(super) const CLEAR_TO_SEND: u64 = u64::MAX - 1;
 
+/// One clear-to-send in this many has a completion. Which rail carries one depends on the traffic, so it is counted on each rail.
+pub(super) const SIGNAL_INTERVAL: u32 = 64;
 /// What the peer may do.
 const ACCESS: Access = Access::REMOTE_WRITE;
 
@@ -98,7 +103,7 @@ impl Endpoint {
             Role::Sender => MAX_SLOTS as u32 * (group + 1) + 64,
             Role::Receiver => 4 * MAX_SLOTS as u32,
         };
-        let sends = sends.min(attr.max_qp_wr);
+        let sends = sends.min(attr.max_qp_wr).max(Signaling::<SIGNAL_INTERVAL>::MIN_DEPTH);
         let high_water = config.high_water.max(agreed.slots as u32 + config.low_water).min(attr.max_srq_wr);
         let depth = match role {
             Role::Sender => 2 * MAX_SLOTS as u32 * agreed.data_qps as u32 + 64,
@@ -149,6 +154,7 @@ impl Endpoint {
             qps,
             srq,
             posted: 0,
+            signaling: Signaling::new(),
             memory,
             source,
             staging,

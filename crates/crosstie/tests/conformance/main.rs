@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cases::UNSUPPORTED;
-use harness::{Restriction, Run, Suite, TestSetup};
+use harness::{Restriction, Run, Suite};
 use participant::{Participant, provider};
 
 fn main() -> ExitCode {
@@ -30,10 +30,11 @@ fn main() -> ExitCode {
             unsupported.map(|u| u.reason)
         },
         extra_runs: |setup| {
-            let wrapped = TestSetup { wrapped: true, ..setup.clone() };
-            let wrapped = Run { setup: wrapped, processes: false, restriction: None };
-            // This run is the last one, because its restriction cannot be lifted.
-            vec![wrapped, Run { setup: setup.clone(), processes: true, restriction: Some(BY_PROXY) }]
+            // The second run is the last one, because its restriction cannot be lifted.
+            vec![
+                Run::wrapped(setup),
+                Run { setup: setup.clone(), processes: true, restriction: Some(BY_PROXY) },
+            ]
         },
     };
     match UNSUPPORTED.iter().find(|u| suite.cases.iter().all(|c| c.name != u.case)) {

@@ -14,7 +14,7 @@ mod test_peer;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use harness::Suite;
+use harness::{Run, Suite};
 
 fn main() -> ExitCode {
     let suite = Suite {
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         port: 7078,
         seed: Some(rng::choose_seed()),
         skip_reason: |_, _| None,
-        extra_runs: |_| Vec::new(),
+        extra_runs: |setup| vec![Run::wrapped(setup)],
     };
     suite.main()
 }

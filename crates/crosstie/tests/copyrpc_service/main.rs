@@ -27,6 +27,7 @@ use crosstie::copyrpc::service::{
 use crosstie::copyrpc::{
     CallFailed, Config, Context, Endpoint, EndpointAddress, EndpointConfig, Failure, NotCalled,
 };
+use crosstie::device::fault::Odds;
 use crosstie::device::{ConnectConfig, DeviceSpec};
 use futures::executor::LocalPool;
 use futures::future::join_all;
@@ -114,7 +115,10 @@ impl Pair {
     }
 
     fn with_limit(config: &EndpointConfig, calls: usize) -> Pair {
-        let (driver, server) = (Driver::with_limit(open(), calls), open());
+        // One executes requests while they are posted; the other one queues them, as a NIC does.
+        let queued = DeviceSpec::Fault { seed: 0, odds: Odds::NEVER, inner: Box::default() };
+        let server = Context::open(&queued, &Config::default()).unwrap();
+        let driver = Driver::with_limit(open(), calls);
         let (client, endpoint) = connect(&driver, &server, config);
         Pair { driver, client, server, endpoint: Some(endpoint), turns: Cell::new(0) }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crosstie::device::fault::Plan;
 use crosstie::device::{Device, software};
 use crosstie::endpoint::{Buffer, Endpoint, EndpointConfig, OperationFuture, Progress};
 
@@ -18,7 +19,8 @@ pub(crate) fn config(qps: u8, progress: Progress) -> EndpointConfig {
     EndpointConfig { qps, progress, min_part: 4096, deadline: None, ..EndpointConfig::default() }
 }
 
-/// All shapes of endpoints that the tests run with.
+/// All shapes of endpoints that the tests run with. Those with several queue pairs are on devices that queue requests, as NICs do, see
+/// [`Pair::new`].
 pub(crate) fn configs() -> impl Iterator<Item = EndpointConfig> {
     [(1, Progress::Caller), (3, Progress::Caller), (1, Progress::Thread), (4, Progress::Thread)]
         .into_iter()
@@ -34,8 +36,10 @@ pub(crate) fn endpoint(device: &Device, config: &EndpointConfig) -> Endpoint {
 }
 
 impl Pair {
+    /// On devices that execute requests while they are posted, or, if there are several queue pairs, on such that queue them.
     pub(crate) fn new(config: &EndpointConfig) -> Pair {
-        Pair::on(&device(), &device(), config)
+        let open = || if config.qps > 1 { device().with_faults(Plan::none()) } else { device() };
+        Pair::on(&open(), &open(), config)
     }
 
     pub(crate) fn on(here: &Device, there: &Device, config: &EndpointConfig) -> Pair {

@@ -12,7 +12,7 @@ mod test_peer;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use harness::Suite;
+use harness::{Run, Suite};
 
 fn main() -> ExitCode {
     let suite = Suite {
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         port: 7080,
         seed: Some(rng::choose_seed()),
         skip_reason: |_, _| None,
-        extra_runs: |_| Vec::new(),
+        extra_runs: |setup| vec![Run::wrapped(setup)],
     };
     suite.main()
 }

@@ -286,6 +286,61 @@ fn posts_are_checked_while_the_port_is_down() {
     assert!(pair.statuses(accepted).iter().all(|s| *s == (1, Success)));
 }
 
+/// A completion that is held back makes no room, a request that failed does, and neither reset nor another queue pair with the same
+/// completion queue leaves anything behind. What the contract says of healthy queues is in the conformance suite.
+#[test]
+fn places_in_the_send_queue_are_free_when_completions_are_polled() {
+    let sizes = QpConfig { max_send_wr: 4, ..QpConfig::default() };
+    let mut pair = Pair::new(Plan::none().delay_completion(0, 5).fail_completion(1, Fatal));
+    let mut small = pair.pd.create_rc(&sizes, &pair.cq, &pair.cq, None).unwrap();
+    let peer = Peer::of(&mut small);
+    let fill = |qp: &mut RcQp, signaled: u64| {
+        let post = |n: &u64| qp.post(&write(&peer.memory, 1 + *n, &[0; 8], *n == signaled)).is_ok();
+        (0..100).take_while(post).count()
+    };
+    assert_eq!(fill(&mut small, 1), 4);
+    for _ in 0..5 {
+        assert_no_completion(&mut pair.cq, 1);
+        assert_eq!(fill(&mut small, 0), 0, "it was not polled");
+    }
+    assert_eq!(pair.statuses(1), [(2, Success)]);
+    // Those behind the signaled one are in the queue. Of two more the second fails, and after it all are flushed.
+    assert_eq!(fill(&mut small, 1), 2);
+    assert_eq!(pair.statuses(1), [(2, Fatal)]);
+    for _ in 0..3 {
+        assert_eq!(fill(&mut small, 9), 4, "all before the failed one have left the queue");
+        assert!(pair.statuses(4).iter().all(|s| s.1 == Flushed));
+    }
+    assert_eq!(fill(&mut small, 9), 4);
+    small.reset().unwrap();
+    let mut again = Peer::of(&mut small);
+    let wrs = (0..100).take_while(|_| small.post(&write(&again.memory, 1, &[0; 8], false)).is_ok());
+    assert_eq!(wrs.count(), 4);
+    again.cq.poll(1, |c| panic!("{c:?}")).unwrap();
+    pair.write(1, true).unwrap();
+    assert_eq!(pair.statuses(1), [(1, Success)]);
+    assert_eq!(small.post(&write(&again.memory, 1, &[0; 8], true)), Err(PostError::Full), "of another one");
+}
+
+#[test]
+fn lost_datagrams_keep_their_places_too() {
+    let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(Plan::none().drop_datagram(0));
+    let pd = device.alloc_pd().unwrap();
+    let mut cq = device.create_cq(&CqConfig::default()).unwrap();
+    let sizes = QpConfig { max_send_wr: 4, ..QpConfig::default() };
+    let mut qp = pd.create_ud(&sizes, &cq, &cq, None).unwrap();
+    qp.activate(1).unwrap();
+    let (ah, to) = (pd.create_ah(&device.address()).unwrap(), qp.qp_num());
+    let mut fill = |signaled: u64| {
+        let wr = |n| SendWr { signaled: n == signaled, ..SendWr::new(n, SendOp::Send, Data::Inline(&[])) };
+        (0..100).take_while(|n| qp.post(&ah, to, 1, &wr(*n)).is_ok()).count()
+    };
+    assert_eq!((fill(2), fill(0)), (4, 0));
+    assert_eq!(take_completions(&mut cq, 1)[0].wr_id, 2);
+    assert_eq!((fill(9), fill(0)), (3, 0));
+    assert_no_completion(&mut cq, 10);
+}
+
 #[test]
 fn port_that_stays_down_fails_stalled_requests() {
     let mut pair = Pair::new(Plan::none().give_up_after(50));

@@ -1,4 +1,4 @@
-//! Groups on the software device, with members as threads. Members as processes, killed and stopped: `group_processes.rs`.
+//! Groups on the software device, every second member through the fault device, with members as threads. Members as processes, killed and stopped: `group_processes.rs`.
 
 mod barriers;
 mod locks;
@@ -12,6 +12,7 @@ use std::sync::Mutex;
 
 use crosstie::bootstrap::{Limits, local};
 use crosstie::device::Device;
+use crosstie::device::fault::Plan;
 use crosstie::group::{Group, GroupConfig, PacketKind};
 
 /// Runs `body` in `members` threads, each of them a member of one group. Returns what they returned, in the order of members.
@@ -19,10 +20,12 @@ fn run<T: Send>(members: u32, config: &GroupConfig, body: impl Fn(&Group) -> T +
     let jobs = local::in_process(members, Limits::default()).expect("a job of threads");
     let results: Mutex<Vec<(usize, T)>> = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for mut job in jobs {
+        for (number, mut job) in jobs.into_iter().enumerate() {
             let (results, body) = (&results, &body);
             scope.spawn(move || {
+                // Every second device executes requests while they are posted; the others queue them, as a NIC does.
                 let device = Device::open(&"software".parse().unwrap()).unwrap();
+                let device = if number % 2 == 0 { device } else { device.with_faults(Plan::none()) };
                 let group = Group::join(&mut job, &device, config).unwrap();
                 let result = body(&group);
                 results.lock().unwrap().push((group.member().index(), result));

@@ -117,6 +117,13 @@ pub(crate) struct Run {
     pub(crate) restriction: Option<Restriction>,
 }
 
+impl Run {
+    /// In threads, with each device wrapped in a fault device that injects nothing: requests are queued, as on a NIC.
+    pub(crate) fn wrapped(setup: &TestSetup) -> Run {
+        Run { setup: TestSetup { wrapped: true, ..setup.clone() }, processes: false, restriction: None }
+    }
+}
+
 /// Something that is forbidden to this process from now on; there is no way to lift it.
 #[derive(Clone, Copy)]
 pub(crate) struct Restriction {

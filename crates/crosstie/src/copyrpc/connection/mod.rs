@@ -35,7 +35,7 @@ use super::config::EndpointConfig;
 use super::counters::RunningCounters;
 use super::deadlines::Deadlines;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
-use super::flush_policy::{self, BATCHES_AHEAD, LARGE_BATCH, SendTiming};
+use super::flush_policy::{self, BATCHES_AHEAD, LARGE_BATCH, SendTiming, WriteSignaling};
 use super::operation::RawCompletion;
 use super::region_pool::PooledRegion;
 use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr, RingRegion};
@@ -69,9 +69,9 @@ struct ConnectionState<U> {
     config: EndpointConfig,
     connected: Option<ConnectedState<U>>,
     failure: Option<Failure>,
-    /// Work requests in the send queue that are not known to be complete, and those since the last signaled one.
+    /// Work requests in the send queue that are not known to be complete.
     outstanding: u32,
-    unsignaled: u32,
+    signaling: WriteSignaling,
     /// Bytes that the queue pair takes inline.
     max_inline: usize,
     /// Polls that have held the open batch back, and since when.
@@ -157,7 +157,7 @@ impl<U> Connection<U> {
             connected: None,
             failure: None,
             outstanding: 0,
-            unsignaled: 0,
+            signaling: WriteSignaling::new(),
             max_inline: max_inline as usize,
             held_polls: 0,
             held_since: None,

@@ -131,13 +131,13 @@ impl<U> Connection<U> {
 impl<U> ConnectionState<U> {
     /// Posts all WRITEs that are due.
     fn post_writes(&mut self, key: u32, counters: &mut Counters) -> Result<FlushOutcome, Failure> {
-        let ConnectionState { qp, connected, outstanding, unsignaled, max_inline, .. } = self;
+        let ConnectionState { qp, connected, outstanding, signaling, max_inline, .. } = self;
         let Some(connected) = connected else { return Ok(FlushOutcome::Done) };
         while let Some(write) = connected.protocol.next_write() {
             if *outstanding == SEND_DEPTH {
                 return Ok(FlushOutcome::AwaitsCompletions);
             }
-            let is_signaled = flush_policy::is_signaled(*unsignaled);
+            let is_signaled = signaling.is_due();
             let posted = match write.compact {
                 Some(head) => connected.post_compact(qp, key, &write, head, is_signaled),
                 None => connected.post_batch(qp, key, &write, *max_inline, is_signaled),
@@ -149,7 +149,7 @@ impl<U> ConnectionState<U> {
             }
             connected.protocol.write_posted();
             *outstanding += 1;
-            *unsignaled = if is_signaled { 0 } else { *unsignaled + 1 };
+            signaling.count_post(is_signaled);
             counters.work_requests += 1;
             counters.signaled += u64::from(is_signaled);
             counters.bytes += write.len as u64;
@@ -330,10 +330,10 @@ impl<U> ConnectionState<U> {
         }
         bytes[..COMPACT_HEAD_SIZE].copy_from_slice(&write.head.encode());
         let bytes = bytes.get(..COMPACT_HEAD_SIZE + write.payload_len).ok_or(OUTSIDE)?;
-        let is_signaled = flush_policy::is_signaled(self.unsignaled);
+        let is_signaled = self.signaling.is_due();
         connected.post_write(&mut self.qp, key, write.offset, write.imm, Data::Inline(bytes), is_signaled)?;
         self.outstanding += 1;
-        self.unsignaled = if is_signaled { 0 } else { self.unsignaled + 1 };
+        self.signaling.count_post(is_signaled);
         counters.signaled += u64::from(is_signaled);
         counters.count_single(bytes.len());
         Ok(())
@@ -362,12 +362,12 @@ impl<U> ConnectionState<U> {
         let to = RemoteAddr { addr, ..connected.peer_ring };
         let wr_id = encode_wr_id(key, SendKind::Batch);
         let mut wr = SendWr::new(wr_id, SendOp::Write(to), Data::Inline(payload));
-        wr.signaled = flush_policy::is_signaled(self.unsignaled);
+        wr.signaled = self.signaling.is_due();
         if self.qp.post(&wr).is_err() {
             return false;
         }
         self.outstanding += 1;
-        self.unsignaled = if wr.signaled { 0 } else { self.unsignaled + 1 };
+        self.signaling.count_post(wr.signaled);
         let mut counters = counters.borrow_mut();
         counters.work_requests += 1;
         counters.signaled += u64::from(wr.signaled);

@@ -8,7 +8,8 @@
 //! - The device contract holds, also with faults: every accepted request completes exactly once, a failed request takes its
 //!   queue pair to ERR, no send request of a queue pair succeeds after one has failed and no receive after one has failed, and
 //!   the completions of one queue pair keep their order. A message that had arrived before a send request failed is received.
-//! - With [`Plan::none`] the device behaves like the device that it wraps.
+//! - With [`Plan::none`] the device behaves like the device that it wraps. Its send queues are as finite: an unsignaled request keeps
+//!   its place until the completion of a later one is polled, see [`QpConfig::max_send_wr`](super::QpConfig::max_send_wr).
 //! - The same plan, with the same sequence of calls and of results of the wrapped device, gives the same faults.
 //!
 //! # How it works
@@ -24,6 +25,9 @@
 //!  +--------+--------+---------+------+---------+      stalled: will be posted when the port is up
 //!                                                      lost: fails the queue pair when it is the oldest
 //! ```
+//!
+//! Beside it is the list of the requests that take a place in the send queue. A request leaves it when its completion is handed to
+//! the caller, and takes those before it along.
 //!
 //! One lock per device protects everything: this provider is for tests and simulation, not for speed.
 

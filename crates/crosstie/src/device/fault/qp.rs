@@ -18,6 +18,9 @@ pub(super) struct TrackedQp {
     /// RC: the connected device.
     pub(super) peer: Option<DeviceAddress>,
     pub(super) sends: VecDeque<TrackedSend>,
+    /// The ids of the requests that take a place in the send queue, oldest first: those that have not completed, and those before
+    /// which no completion was handed out yet.
+    places: VecDeque<u64>,
     /// The tick since which the oldest stalled request has waited.
     pub(super) stalled_since: Option<u64>,
     /// Set if this module, not the wrapped device, moved the queue pair to ERR. The inner value is the status with which
@@ -77,6 +80,7 @@ impl TrackedQp {
             recv_cq,
             peer: None,
             sends: VecDeque::new(),
+            places: VecDeque::new(),
             stalled_since: None,
             broken: None,
             receive_failed: false,
@@ -100,7 +104,27 @@ impl TrackedQp {
         self.broken.as_mut().and_then(Option::take).unwrap_or(Status::Flushed)
     }
 
-    /// Refuses what the wrapped device would refuse, for requests that are not posted to it now.
+    /// Records a request that was accepted.
+    pub(super) fn push_send(&mut self, sent: TrackedSend) {
+        self.places.push_back(sent.id);
+        self.sends.push_back(sent);
+    }
+
+    /// Frees the places of a request and of those before it: its completion was handed out. An id of a request that was posted before
+    /// the queue pair was reset is smaller than all others.
+    pub(super) fn free_places(&mut self, id: u64) {
+        let freed = self.places.iter().take_while(|place| **place <= id).count();
+        self.places.drain(..freed);
+    }
+
+    /// Drops all send requests without completions.
+    pub(super) fn clear_sends(&mut self) {
+        self.sends.clear();
+        self.places.clear();
+    }
+
+    /// Refuses what the wrapped device would refuse, and a request for which the send queue has no place: the wrapped device may have
+    /// more places, and may refuse requests later than they are posted here.
     pub(super) fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self.inner.state() {
             QpState::ReadyToSend | QpState::Error => {}
@@ -134,7 +158,7 @@ impl TrackedQp {
                 }
             }
         }
-        if self.sends.len() >= self.config.max_send_wr as usize {
+        if self.places.len() >= self.config.max_send_wr as usize {
             return Err(PostError::Full);
         }
         Ok(())

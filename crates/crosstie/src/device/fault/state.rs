@@ -68,6 +68,8 @@ struct CqState {
 #[derive(Debug)]
 struct HeldCompletion {
     completion: Completion,
+    /// The send request that completed: it and those before it leave the send queue when the completion is handed out.
+    sent: Option<u64>,
     /// Handed out from this poll on.
     from: u64,
     /// Handed out earlier if a completion of another queue pair overtakes it.
@@ -150,7 +152,7 @@ impl State {
     pub(super) fn clear_qp(&mut self, qp_num: u32) {
         let qp = self.qp(qp_num);
         let hidden = qp.sends.iter().filter(|s| s.is_hidden()).count();
-        qp.sends.clear();
+        qp.clear_sends();
         qp.stalled_since = None;
         qp.broken = None;
         qp.receive_failed = false;
@@ -335,14 +337,13 @@ impl State {
         let k = self.begin_post(RequestQueue::Send(qp_num))?;
         let loss = self.plan.loss(k);
         let (port, now, id) = (self.port, self.ticks, self.next_request_id());
+        self.qp(qp_num).check(wr)?;
         let due = self.pass_link(wr);
         let qp = self.qps.get_mut(&qp_num).expect("a queue pair is in the table while its handle lives");
         let behind = qp.sends.back().is_some_and(|s| !matches!(s.state, SendState::Posted));
         let state = if let Some(status) = loss {
-            qp.check(wr)?;
             SendState::Lost(status)
         } else if behind || port != Port::Up || due.is_some() {
-            qp.check(wr)?;
             if matches!(port, Port::Down(_)) {
                 qp.stalled_since.get_or_insert(now);
             }
@@ -375,8 +376,8 @@ impl State {
         let lost = self.plan.drops(k) || self.port != Port::Up || self.is_killed(to);
         let id = self.next_request_id();
         let qp = self.qp(qp_num);
+        qp.check(wr)?;
         let state = if lost {
-            qp.check(wr)?;
             SendState::Dropped
         } else {
             let InnerQp::Ud(inner) = &mut qp.inner else {
@@ -395,7 +396,7 @@ impl State {
         let sent = TrackedSend { id, wr_id: wr.wr_id, signaled: wr.signaled, state, due };
         let hidden = sent.is_hidden();
         let qp = self.qp(qp_num);
-        qp.sends.push_back(sent);
+        qp.push_send(sent);
         let send_cq = qp.send_cq;
         if let Some(queue) = self.cqs.get_mut(&send_cq).filter(|_| hidden) {
             queue.hidden += 1;
@@ -468,7 +469,7 @@ impl State {
                 src_qp: 0,
                 data: InlineData::None,
             };
-            self.enqueue_completion(send_cq, completion);
+            self.enqueue_completion(send_cq, completion, Some(sent.id));
         }
     }
 
@@ -486,7 +487,7 @@ impl State {
         let sending = matches!(request.owner, RequestQueue::Send(_));
         let Some(qp) = self.qps.get_mut(&qp_num) else {
             // A receive of a shared queue, taken by a queue pair that was destroyed since.
-            return self.enqueue_completion(cq, completion);
+            return self.enqueue_completion(cq, completion, None);
         };
         let mut visible = true;
         if sending {
@@ -522,13 +523,13 @@ impl State {
             visible = true;
         }
         if visible {
-            self.enqueue_completion(cq, completion);
+            self.enqueue_completion(cq, completion, sending.then_some(id));
         }
         self.advance_sends(qp_num);
     }
 
     /// Queues a completion for the caller, held back as long as the plan says.
-    fn enqueue_completion(&mut self, cq: u32, completion: Completion) {
+    fn enqueue_completion(&mut self, cq: u32, completion: Completion, sent: Option<u64>) {
         let k = self.completions;
         self.completions += 1;
         let Some(queue) = self.cqs.get_mut(&cq) else { return };
@@ -539,6 +540,7 @@ impl State {
         };
         queue.held.push_back(HeldCompletion {
             completion,
+            sent,
             from: queue.polls + u64::from(delay),
             overtakable,
         });
@@ -574,6 +576,9 @@ impl State {
                 continue;
             }
             let Some(next) = queue.held.remove(at) else { break };
+            if let (Some(id), Some(qp)) = (next.sent, self.qps.get_mut(&qp_num)) {
+                qp.free_places(id);
+            }
             ready.push(next.completion);
             for passed in queue.held.iter_mut().take(at).filter(|w| w.overtakable) {
                 passed.from = queue.polls;

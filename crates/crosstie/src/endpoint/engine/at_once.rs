@@ -143,7 +143,7 @@ impl Link {
                 self.slots.skip();
                 return AtOnce::Completed;
             }
-            (Ok(false), _) => channel.unsignaled = 0,
+            (Ok(false), _) => channel.signaling.count_post(true),
             (Err(_), Kind::WriteImm(_)) => self.imm_sender.take_back(),
             (Err(_), _) => {}
         }

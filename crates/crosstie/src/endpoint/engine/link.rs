@@ -24,6 +24,7 @@ use crosstie_protocol::endpoint::pairing::Pairing;
 use crosstie_protocol::endpoint::send_queue::{Posted, SendQueue};
 use crosstie_protocol::endpoint::slots::{MAX_SLOTS, SlotKey, Slots};
 use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
+use crosstie_protocol::signaling::Signaling;
 
 use super::super::address::EndpointAddress;
 use super::super::cause::{Cause, ConnectError, Peer};
@@ -62,8 +63,7 @@ const CONTROL: Posted =
 pub(super) struct Channel {
     pub(super) qp: RcQp,
     pub(super) sends: SendQueue,
-    /// Work requests since the last signaled one.
-    pub(super) unsignaled: u32,
+    pub(super) signaling: Signaling<SIGNAL_INTERVAL>,
     /// Receives that are kept posted.
     pub(super) receives: u32,
     /// Receives among the completions that were taken together, if they are counted.
@@ -79,7 +79,7 @@ impl Channel {
     /// [`post`](Channel::post), where the request is made in place: it is long.
     #[inline(always)]
     fn post_inlined(&mut self, index: usize, wr: SendWr<'_>, mut posted: Posted) -> Result<(), PostError> {
-        posted.signaled = wr.signaled || self.unsignaled + 1 >= SIGNAL_INTERVAL;
+        posted.signaled = wr.signaled || self.signaling.is_due();
         let wr_id = WrId {
             kind: posted.kind,
             qp: index as u8,
@@ -87,7 +87,7 @@ impl Channel {
             position: self.sends.next_position(),
         };
         self.qp.post(&SendWr { wr_id: wr_id.encode(), signaled: posted.signaled, ..wr })?;
-        self.unsignaled = if posted.signaled { 0 } else { self.unsignaled + 1 };
+        self.signaling.count_post(posted.signaled);
         self.sends.push(posted);
         Ok(())
     }
@@ -95,13 +95,13 @@ impl Channel {
     /// Whether a completion is to come.
     #[inline]
     pub(super) fn awaits_completion(&self) -> bool {
-        self.sends.len() > self.unsignaled as usize
+        self.sends.len() > self.signaling.unsignaled() as usize
     }
 
     /// Posts a request that is flushed, because the queue pair is in ERR. Its completion tells that the requests before it are over: those
     /// that were not signaled and have succeeded have none of their own.
     fn mark_end(&mut self, index: usize) {
-        if self.unsignaled > 0 && self.sends.room() > 0 {
+        if self.signaling.unsignaled() > 0 && self.sends.room() > 0 {
             // Without it the drain waits for the limit.
             self.post(index, SendWr::new(0, SendOp::Send, Data::Inline(&[])).signaled(), CONTROL).ok();
         }
@@ -130,6 +130,7 @@ fn control_pieces(messages: u16) -> u16 {
 }
 
 const _: () = assert!(2 * MAX_MESSAGES + SPARE_RECEIVES <= MAX_CONTROL_PIECES);
+const _: () = assert!(SEND_DEPTH >= Signaling::<SIGNAL_INTERVAL>::MIN_DEPTH);
 
 pub(super) fn peer_of(address: &EndpointAddress) -> Peer {
     Peer(address.queue_pairs[0])
@@ -236,7 +237,7 @@ impl Link {
             channels.push(Channel {
                 qp: pd.create_rc(&qp_config, &cq, &cq, None)?,
                 sends: SendQueue::new(SEND_DEPTH as usize),
-                unsignaled: 0,
+                signaling: Signaling::new(),
                 receives: receives(channel),
                 used_receives: 0,
             });

@@ -36,7 +36,7 @@ impl RecvCore {
             } else {
                 &self.buffers[slot].wanted[..count]
             };
-            let posted = post_clear(endpoint, number, wanted, slot, rail, self.agreed.max_group);
+            let posted = post_clear(endpoint, number, wanted, slot, self.agreed.max_group);
             if let Ok(retries) = posted {
                 state.is_unconfirmed = true;
                 state.last_clear = number;
@@ -86,14 +86,12 @@ impl RecvCore {
 
 /// Writes the clear-to-sends of a request into the sender's memory. Returns how often the queue was full.
 ///
-/// A queue pair has a completion for the slot with the number of its rail only: one in each round through the slots. That is
-/// enough to know how far it has come.
+/// Few of them are signaled. A completion shows how far the queue pair has come, and frees the places of those before it.
 fn post_clear(
     endpoint: &mut Endpoint,
     number: u64,
     wanted: &[ClearToSend],
     slot: usize,
-    rail: usize,
     max_group: usize,
 ) -> Result<u64, PostError> {
     let at = slot * max_group * CTS_LEN;
@@ -112,8 +110,9 @@ fn post_clear(
     }
     let len = wanted.len() * CTS_LEN;
     let mut retries = 0;
+    let signaled = endpoint.signaling.is_due();
     loop {
-        let request_of = |data| SendWr { signaled: slot == rail, ..SendWr::new(CLEAR_TO_SEND, op, data) };
+        let request_of = |data| SendWr { signaled, ..SendWr::new(CLEAR_TO_SEND, op, data) };
         let posted = if wanted.len() == 1 {
             endpoint.qps[0].post(&request_of(Data::Inline(&first)))
         } else {
@@ -122,7 +121,10 @@ fn post_clear(
             endpoint.qps[0].post(&request_of(Data::Regions(&[source])))
         };
         match posted {
-            Ok(()) => return Ok(retries),
+            Ok(()) => {
+                endpoint.signaling.count_post(signaled);
+                return Ok(retries);
+            }
             Err(PostError::Full) if retries < POST_RETRIES => retries += 1,
             Err(error) => return Err(error),
         }

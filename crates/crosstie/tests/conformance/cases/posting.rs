@@ -7,13 +7,14 @@ use crosstie::device::{
 
 use super::cases;
 use crate::participant::{
-    Participant, TestConfig, TestQp, assert_no_completion, post_srq_recv, read_bytes, wait_until,
-    whole_region,
+    Participant, TIMEOUT, TestConfig, TestQp, assert_no_completion, expect_success, post_srq_recv,
+    read_bytes, read_word, wait_until, whole_region,
 };
 
 cases!("posting":
     send_before_ready_to_send, receive_before_init, inline_too_long, too_many_pieces, fetching_into_inline,
-    atomic_result_of_wrong_size, receive_on_a_queue_pair_with_a_shared_queue, full_send_queue, full_receive_queue,
+    atomic_result_of_wrong_size, receive_on_a_queue_pair_with_a_shared_queue, full_send_queue,
+    unsignaled_requests_keep_their_places, full_receive_queue,
     full_shared_receive_queue, completion_queue_overrun,
 );
 
@@ -151,6 +152,54 @@ fn full_send_queue(side: &mut Participant) {
             received += end.cq.poll(64, |c| assert!(c.status.is_success())).unwrap() as u64;
             received == accepted + 16
         });
+    }
+    side.wait_for_other();
+}
+
+/// An unsignaled request that was executed keeps its place until the completion of a later request of the same queue pair is polled. So a
+/// queue that is full of unsignaled requests stays full, and the completions of other queue pairs make no room in it.
+fn unsignaled_requests_keep_their_places(side: &mut Participant) {
+    let qp = QpConfig { max_send_wr: 16, ..QpConfig::default() };
+    let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
+    let mut other = end.pd.create_rc(&qp, &end.cq, &end.cq, None).unwrap();
+    side.connect(&mut other, &ConnectConfig::default());
+    let region = end.region(16);
+    let remote: RemoteMemory = side.exchange(&region.remote());
+    if side.is_left() {
+        let mut last = 0u64;
+        // Posts until the queue is full; request number `signaled`, counted from 0, is signaled.
+        let mut fill = |end: &mut TestQp, signaled: Option<u64>| {
+            for accepted in 0..1000 {
+                let bytes = (last + 1).to_ne_bytes();
+                let mut wr = SendWr::new(accepted, SendOp::Write(remote.at(0)), Data::Inline(&bytes));
+                wr.signaled = signaled == Some(accepted);
+                if let Err(error) = end.qp.post(&wr) {
+                    assert_eq!(error, PostError::Full);
+                    return accepted;
+                }
+                last += 1;
+            }
+            panic!("16 were asked for")
+        };
+        assert!(fill(&mut end, Some(8)) >= 16);
+        // The completion of the signaled one is there soon, and makes no room before it is polled.
+        end.cq.wait(TIMEOUT).unwrap();
+        assert_eq!(fill(&mut end, None), 0);
+        end.expect_success(8);
+        // The request itself and the eight before it have left the queue; those behind it have not, nor will they.
+        assert_eq!(fill(&mut end, None), 9);
+        side.send(&last);
+        side.wait_for_other();
+        let elsewhere = SendWr::new(90, SendOp::Write(remote.at(8)), Data::Inline(&[0; 8]));
+        other.post(&elsewhere.signaled()).unwrap();
+        expect_success(&mut end.cq, 90);
+        assert_no_completion(&mut end.cq);
+        let wr = SendWr::new(91, SendOp::Write(remote.at(8)), Data::Inline(&[0; 8]));
+        assert_eq!(end.qp.post(&wr), Err(PostError::Full), "all were executed");
+    } else {
+        let last: u64 = side.receive();
+        wait_until("the last WRITE", || read_word(&region, 0) == last);
+        side.wait_for_other();
     }
     side.wait_for_other();
 }
