@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod judges;
+
 /// The response of a register to an operation, and its value afterwards. Shares no code with the checker.
 fn register(event: &Event, value: Option<u64>) -> (Outcome, u64, Option<u64>) {
     match (event.op, value) {
