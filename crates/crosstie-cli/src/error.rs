@@ -47,9 +47,9 @@ pub(crate) enum Error {
     /// A node of the store did not start.
     #[error(transparent)]
     Node(#[from] node::StartError),
-    /// A thread of a node of the store has panicked.
+    /// A node of the store has ended by itself.
     #[error(transparent)]
-    Panicked(#[from] node::Panicked),
+    NodeEnded(#[from] node::NodeEnded),
     /// A node of the store cannot listen at its address.
     #[error("cannot listen at {address}, this rank's entry of --nodes: {source}: {}", listen_advice(source))]
     Listen {

@@ -13,7 +13,7 @@ use crosstie::bootstrap::channel::{Channel, ChannelEvent};
 use crosstie::ipc;
 use crosstie_kv::Backend;
 use crosstie_kv::client::{AttachError, Client};
-use crosstie_kv::node::{Node, NodeConfig};
+use crosstie_kv::node::{Membership, Node, NodeConfig, NodeEnded};
 use crosstie_kv::wire::{self, BytesOp, NodeInfo, Status, WordRequest, WordResponse};
 use zerocopy::IntoBytes;
 
@@ -90,15 +90,23 @@ fn client_says_that_its_node_is_of_another_release() {
 
 const HELLO: u8 = 1;
 const REJECT: u8 = 5;
+const REPLACED: u8 = 6;
+
+const VERSION: u32 = 2;
 
 /// What a node says first.
 fn hello(rank: u32, nodes: u32, version: u32) -> Vec<u8> {
-    let words = [version, rank, 7, 0, nodes, 1, 0, 0];
+    let words = [version, rank, 7, 0, nodes, 1, Backend::default() as u32, 0];
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// Plays a node that says `hello`, on a channel that is open or will be. Returns why the node at the other end rejects it.
 fn rejected(channel: &mut Channel, hello: &[u8]) -> Option<String> {
+    answered(channel, hello, REJECT).map(|payload| String::from_utf8(payload).unwrap())
+}
+
+/// The same, for an answer of this kind.
+fn answered(channel: &mut Channel, hello: &[u8], answer: u8) -> Option<Vec<u8>> {
     let mut is_open = false;
     loop {
         match channel.poll_event() {
@@ -107,9 +115,7 @@ fn rejected(channel: &mut Channel, hello: &[u8]) -> Option<String> {
                 is_open = true;
             }
             Ok(Some(ChannelEvent::Open)) => is_open = true,
-            Ok(Some(ChannelEvent::Frame { kind: REJECT, payload })) => {
-                return Some(String::from_utf8(payload).unwrap());
-            }
+            Ok(Some(ChannelEvent::Frame { kind, payload })) if kind == answer => return Some(payload),
             Ok(Some(ChannelEvent::Frame { .. })) => {}
             Ok(None) => std::thread::sleep(Duration::from_millis(1)),
             Err(_) => return None,
@@ -134,10 +140,44 @@ fn other_hellos(rank: u32, version: u32) -> [Vec<u8>; 4] {
     }]
 }
 
+/// Of two nodes with one rank, the one that was started first ends, and says why. One that was stopped meanwhile, and connects again, is told the
+/// same. Neither disturbs the one that stays.
+#[test]
+fn of_two_nodes_with_one_rank_the_older_one_ends() {
+    let (plan, name) = (Plan::new(2), fresh_name("twice"));
+    let join = |what: &str, rank, membership| {
+        let config = NodeConfig::member(&format!("{name}-{what}"), rank, 2);
+        Node::join(&config, membership).unwrap()
+    };
+    let lower = join("lower", 0, plan.membership(0));
+    let older = join("older", 1, plan.membership(1));
+    older.wait_for_peers(TIMEOUT).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let newer = join("newer", 1, Membership { listener, ..plan.membership(1) });
+    wait_until("the older node still runs", || !older.is_running());
+    let ended = older.stop().unwrap_err();
+    assert_eq!(ended, NodeEnded::Replaced { rank: 1 }, "{ended}");
+    newer.wait_for_peers(TIMEOUT).unwrap();
+    lower.wait_for_peers(TIMEOUT).unwrap();
+    let state = || lower.peers()[1].clone();
+    let (before, refused) = (state(), lower.refused_connections());
+    assert_eq!(before.times_up, 2);
+    for _ in 0..3 {
+        let mut channel = Channel::connect(plan.addresses[0], 1, 2, &control_secret(&plan), 1024).unwrap();
+        // It was started at 7 nanoseconds.
+        let newest = answered(&mut channel, &hello(1, 2, VERSION), REPLACED).expect("an answer");
+        assert_eq!(Some(u64::from_le_bytes(newest.try_into().unwrap())), before.incarnation);
+    }
+    wait_until("refused nodes are counted", || lower.refused_connections() == refused + 3);
+    assert_eq!(state(), before);
+    assert!(newer.is_running());
+    let mut client = Client::attach_pipelined(lower.name()).unwrap();
+    exercise(&mut client, 1, seed(), 1000, 40);
+}
+
 /// As a node that connects (rank 2), and as one that is connected to (rank 0).
 #[test]
 fn node_of_another_version_is_rejected_and_the_others_go_on() {
-    const VERSION: u32 = 1;
     let (plan, name) = (Plan::new(3), fresh_name("versions"));
     let config = |rank| NodeConfig::member(&format!("{name}-{rank}"), rank, 3);
     let node = Node::join(&config(1), plan.membership(1)).unwrap();

@@ -111,10 +111,22 @@ pub struct PeerMissing {
     pub why: String,
 }
 
-/// A thread of a node panicked, and the node stopped.
+/// Why a node has ended by itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("thread {thread} panicked, and the node stopped: see the message that the thread printed")]
-pub struct Panicked {
-    /// The thread.
-    pub thread: String,
+#[non_exhaustive]
+pub enum NodeEnded {
+    /// One of its threads panicked.
+    #[error("thread {thread} panicked, and the node stopped: see the message that the thread printed")]
+    Panicked {
+        /// The thread.
+        thread: String,
+    },
+    /// Another process runs the same rank of the same cluster, and was started later.
+    #[error(
+        "rank {rank} was started again elsewhere, so this older node has ended, and its keys are gone: start each rank once"
+    )]
+    Replaced {
+        /// The rank.
+        rank: u32,
+    },
 }

@@ -42,6 +42,8 @@
 //! - Memory has a limit: [`NodeConfig::memory_bound`].
 //! - When a node goes away, all requests for it end as [`NodeGone`](crate::wire::Status::NodeGone): those in flight, and later
 //!   ones until it is back. See [`Node::peers`].
+//! - Of two nodes with the same rank, the one that was started earlier ends, with [`NodeEnded::Replaced`], as soon as both have reached a
+//!   node with a lower rank.
 //! - If a daemon panics, the node stops. Its clients and the other nodes notice; nobody waits for it.
 //! - Once the queues have grown to their size, a request for an 8-byte key causes no allocation, no lock and no system call.
 //! - An idle node sleeps, and whatever arrives wakes it: requests of clients for 8-byte keys and byte strings, the delegation ring,
@@ -84,7 +86,7 @@ use crosstie::device::{Device, DeviceSpec};
 pub use bytes_server::MAX_BYTES_DEPTH;
 pub use config::{MAX_CLIENTS, MAX_NAME, MAX_QUEUE_DEPTH, Membership, NodeConfig, QueueSizes};
 pub use counters::{DaemonActivity, DaemonCounters};
-pub use error::{Panicked, PeerMissing, PeersMissing, StartError};
+pub use error::{NodeEnded, PeerMissing, PeersMissing, StartError};
 pub use memory::MemoryBound;
 pub use shared::PeerState;
 
@@ -210,18 +212,15 @@ impl Node {
         self.shared.counters.iter().map(read).collect()
     }
 
-    /// Whether the node is running. False after one of its threads has panicked.
+    /// Whether the node is running. False after it has ended by itself: [`stop`](Node::stop) says why.
     pub fn is_running(&self) -> bool {
         !self.shared.is_stopping()
     }
 
-    /// Stops the node. Clients and other nodes notice. Returns an error if a panic had stopped it before.
-    pub fn stop(mut self) -> Result<(), Panicked> {
+    /// Stops the node. Clients and other nodes notice. Returns an error if the node had ended by itself before.
+    pub fn stop(mut self) -> Result<(), NodeEnded> {
         self.join_threads();
-        match self.shared.panicked.get() {
-            None => Ok(()),
-            Some(thread) => Err(Panicked { thread: thread.clone() }),
-        }
+        self.shared.ended.get().map_or(Ok(()), |ended| Err(ended.clone()))
     }
 
     fn join_threads(&mut self) {
@@ -283,7 +282,7 @@ mod tests {
                 client.wait(None);
                 ended += client.poll(|_, response| assert_ne!(response.status, Status::Misrouted));
             }
-            assert_eq!(node.stop(), Err(Panicked { thread: format!("kv-daemon-{owner}") }));
+            assert_eq!(node.stop(), Err(NodeEnded::Panicked { thread: format!("kv-daemon-{owner}") }));
             assert_eq!(client.get(local), Err(Error::ServerGone));
         }
     }

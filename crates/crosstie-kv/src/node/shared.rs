@@ -11,7 +11,7 @@ use crosstie::WakeFlag;
 use super::commands::ConnectionEvent;
 use super::config::NodeConfig;
 use super::counters::PublishedCounters;
-use crate::sharding::hash_word;
+use super::error::NodeEnded;
 
 /// What is known about another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct PeerState {
     pub rank: u32,
     /// Whether requests are sent to it.
     pub is_up: bool,
-    /// Identifies this start of that node: it differs from one start to the next. Known while the node is up.
+    /// When that node was started, in nanoseconds of its clock: it identifies this start. Known while the node is up.
     pub incarnation: Option<u64>,
     /// How often the node has come up.
     pub times_up: u64,
@@ -33,8 +33,8 @@ pub struct PeerState {
 pub(super) struct Shared {
     pub(super) incarnation: u64,
     stop: AtomicBool,
-    /// The name of the thread that panicked first.
-    pub(super) panicked: OnceLock<String>,
+    /// Why the node has ended by itself: the first cause.
+    pub(super) ended: OnceLock<NodeEnded>,
     /// By daemon.
     pub(super) counters: PublishedCounters,
     /// Wake a daemon that sleeps: there is a command for it, or the node stops. By daemon.
@@ -60,7 +60,7 @@ impl Shared {
         let shared = Shared {
             incarnation: new_incarnation(),
             stop: AtomicBool::new(false),
-            panicked: OnceLock::new(),
+            ended: OnceLock::new(),
             counters: (0..config.daemons).map(|_| Mutex::default()).collect(),
             wake_flags: (0..config.daemons).map(|_| WakeFlag::new()).collect::<Result<_, _>>()?,
             peers: Mutex::new((0..config.nodes).map(peer).collect()),
@@ -134,14 +134,14 @@ impl Drop for StopOnPanic {
         if std::thread::panicking() {
             // The first panic is the cause; others may follow from it.
             let thread = std::thread::current().name().unwrap_or_default().to_owned();
-            self.0.panicked.get_or_init(|| thread);
+            self.0.ended.get_or_init(|| NodeEnded::Panicked { thread });
             self.0.stop();
         }
     }
 }
 
-/// A number that no other start of a node has, with high probability.
+/// The time of this start, in nanoseconds. Of two nodes with the same rank the one with the larger number stays.
 fn new_incarnation() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    hash_word(now.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40))
+    now.as_nanos() as u64
 }

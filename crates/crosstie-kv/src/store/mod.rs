@@ -261,11 +261,7 @@ impl Shard {
             }
             BytesOp::FencedPut { token, value, .. } => {
                 self.stats.puts += 1;
-                let status = match self.raise_fence(hash, key, token.number()) {
-                    Status::Done => self.put_bytes(hash, key, value),
-                    refused => refused,
-                };
-                (Op::Put, status)
+                (Op::Put, self.put_bytes_fenced(hash, key, value, token.number()))
             }
             BytesOp::FencedDelete { token, .. } => {
                 self.stats.deletes += 1;
@@ -366,10 +362,32 @@ impl Shard {
         self.words.remove(hash, |slot| slot[0] == key, |slot| self.seed.hash_word(slot[0])).is_some()
     }
 
+    /// The newest fencing token that the key has seen.
+    fn newest_token(&self, hash: u64, key: &[u8]) -> Option<u64> {
+        let bytes = self.fences.get(hash, key).and_then(|bytes| bytes.first_chunk());
+        bytes.map(|bytes| u64::from_le_bytes(*bytes))
+    }
+
+    /// Stores a value with its fencing token, or changes nothing.
+    fn put_bytes_fenced(&mut self, hash: u64, key: &[u8], value: &[u8], token: u64) -> Status {
+        let former = self.newest_token(hash, key);
+        let raised = self.raise_fence(hash, key, token);
+        if raised != Status::Done {
+            return raised;
+        }
+        let status = self.put_bytes(hash, key, value);
+        match former {
+            _ if status == Status::Done => {}
+            // The token that was raised gives way to it: it has the same length, so it needs no memory.
+            Some(former) => _ = self.fences.put(hash, key, &former.to_le_bytes(), 0),
+            None => _ = self.fences.remove(hash, key),
+        }
+        status
+    }
+
     /// Remembers a fencing token, unless the key has seen a newer one.
     fn raise_fence(&mut self, hash: u64, key: &[u8], token: u64) -> Status {
-        let newest = self.fences.get(hash, key).and_then(|bytes| bytes.first_chunk());
-        match newest.map(|bytes| u64::from_le_bytes(*bytes)) {
+        match self.newest_token(hash, key) {
             Some(newest) if newest > token => return Status::Fenced,
             Some(newest) if newest == token => return Status::Done,
             _ => {}

@@ -179,6 +179,44 @@ fn full_shard_refuses_only_new_words() {
     assert!(deleted && shard.apply(&put(full, 3)).status == Status::Done);
 }
 
+/// A fenced put whose value does not fit, or is too long: older tokens are still accepted, and no memory is taken.
+#[test]
+fn fenced_put_that_fails_changes_nothing() {
+    let mut shard = Shard::new(1 << 20);
+    let value = vec![1; wire::MAX_VALUE + 1];
+    let fill = |number: u32| number.to_le_bytes();
+    let full = (0..).find(|&number| {
+        let put = BytesOp::Put { key: &fill(number), value: &value[..10_000] };
+        shard.apply_bytes(&put).status == Status::OutOfMemory
+    });
+    // Room for a token.
+    assert_eq!(shard.apply_bytes(&BytesOp::Delete { key: &fill(full.unwrap() - 1) }).status, Status::Done);
+    let tokens = [4u64, 5].map(u64::to_le_bytes);
+    let [older, newer] = tokens.each_ref().map(|token| wire::Token::new(token));
+    assert_eq!(shard.apply_bytes(&BytesOp::Fence { key: b"any", token: older }).status, Status::Done);
+    let fences = |shard: &Shard| shard.fences.len();
+    for value in [&value[..60_000], &value] {
+        for (key, fenced) in [(b"new", 0), (b"old", 1)] {
+            if fenced == 1 {
+                let fence = BytesOp::Fence { key, token: older };
+                assert_eq!(shard.apply_bytes(&fence).status, Status::Done);
+            }
+            let before = (fences(&shard), shard.fences.allocated(), shard.stats().strings);
+            let failed = shard.apply_bytes(&BytesOp::FencedPut { key, token: newer, value }).status;
+            assert!(matches!(failed, Status::OutOfMemory | Status::Malformed), "{failed:?}");
+            assert_eq!((fences(&shard), shard.fences.allocated(), shard.stats().strings), before);
+            let fence = BytesOp::Fence { key, token: older };
+            if fenced == 1 {
+                assert_eq!(
+                    shard.apply_bytes(&fence).status,
+                    Status::Done,
+                    "an older token is still the newest"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn shard_with_limit_zero_stores_nothing() {
     let mut shard = Shard::new(0);

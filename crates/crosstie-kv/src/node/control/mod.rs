@@ -4,8 +4,9 @@
 //! retries until it succeeds. A node that cannot prove the secret is refused before anything it sends is read. Then the two
 //! nodes exchange what their daemons need to connect their endpoints, and heartbeats; [`session`] has the messages.
 //!
-//! A node that connects as rank R replaces the session that rank R had. So a restarted node is served at once, even if nobody
-//! has noticed yet that its predecessor died.
+//! A node that connects as rank R replaces the session that rank R had, if it was started later. So a restarted node is served at once, even if
+//! nobody has noticed yet that its predecessor died. If the predecessor lives, it is told to end: also when it was stopped meanwhile, continues,
+//! and connects again.
 
 mod session;
 mod unauthenticated;
@@ -24,8 +25,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::commands::{ConnectionCommand, ConnectionEvent};
 use super::config::{Membership, NodeConfig};
+use super::error::NodeEnded;
 use super::shared::Shared;
-use session::{Action, Hello, MAX_FRAME, PeerSession};
+use session::{Action, Claim, Hello, MAX_FRAME, PeerSession};
 use unauthenticated::Unauthenticated;
 
 /// The most connections that are accepted in a row, before other work is done.
@@ -49,6 +51,9 @@ pub(super) struct Control {
     unauthenticated: Unauthenticated<Channel>,
     /// By rank. The session of this node's own rank is never used.
     sessions: Vec<PeerSession>,
+    /// Nodes that have proved the secret, with a rank that has a session, until they say which was started later: at most one of each rank,
+    /// and until when it has to say so.
+    claims: Vec<(usize, Channel, Instant)>,
     /// By daemon.
     commands: Vec<SyncSender<ConnectionCommand>>,
     events: Receiver<ConnectionEvent>,
@@ -79,6 +84,7 @@ impl Control {
             addresses: membership.addresses,
             unauthenticated: Unauthenticated::new(),
             sessions: (0..nodes).map(|other| PeerSession::new(other, rank > other, daemons)).collect(),
+            claims: Vec::new(),
             commands,
             events,
             wake,
@@ -94,6 +100,7 @@ impl Control {
             self.handle_events();
             self.accept_connections();
             self.authenticate_connections();
+            self.weigh_claims();
             self.connect_to_peers();
             for rank in 0..self.sessions.len() {
                 let action = self.sessions[rank].advance(&self.hello);
@@ -108,14 +115,16 @@ impl Control {
         let now = Instant::now();
         let connects = self.sessions.iter().filter_map(|session| session.connect_at);
         let deadlines = self.unauthenticated.iter().map(|(_, deadline)| deadline);
-        let next = connects.chain(deadlines).chain(self.accept_paused_until).min();
+        let claims = self.claims.iter().map(|(_, _, until)| *until);
+        let next = connects.chain(deadlines).chain(claims).chain(self.accept_paused_until).min();
         let next = next.map_or(self.next_heartbeat, |next| next.min(self.next_heartbeat));
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         if self.accept_paused_until.is_none() {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         let channels = self.sessions.iter().filter_map(|session| session.channel.as_ref());
-        for channel in channels.chain(self.unauthenticated.iter().map(|(channel, _)| channel)) {
+        let claims = self.claims.iter().map(|(_, channel, _)| channel);
+        for channel in channels.chain(claims).chain(self.unauthenticated.iter().map(|(channel, _)| channel)) {
             let writes = if channel.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
             fds.push(PollFd::new(channel, PollFlags::IN | writes));
         }
@@ -162,6 +171,10 @@ impl Control {
         match action {
             None => {}
             Some(Action::Disconnect(why)) => self.disconnect(rank, why),
+            Some(Action::EndNode) => {
+                self.shared.ended.get_or_init(|| NodeEnded::Replaced { rank: self.hello.rank });
+                self.shared.stop();
+            }
             Some(Action::Command(daemons, command)) => {
                 let mut is_sent = true;
                 for daemon in daemons {
@@ -260,14 +273,35 @@ impl Control {
         }
         let rank = rank as usize;
         if self.sessions[rank].channel.is_some() {
-            self.disconnect(
-                rank,
-                "it has connected again: it was restarted, or two nodes have its rank".to_owned(),
-            );
+            self.claims.retain(|(claimed, ..)| *claimed != rank);
+            self.claims.push((rank, channel, Instant::now() + HANDSHAKE_TIMEOUT));
+            return;
         }
         self.sessions[rank].begin(channel);
         let action = self.sessions[rank].send_hello(&self.hello);
         self.perform(rank, action);
+    }
+
+    /// Decides between the node of a session and another one with the same rank.
+    fn weigh_claims(&mut self) {
+        let now = Instant::now();
+        for (rank, channel, until) in std::mem::take(&mut self.claims) {
+            match self.sessions[rank].weigh_claim(channel, &self.hello) {
+                Claim::Pending(channel) if until > now => self.claims.push((rank, channel, until)),
+                Claim::Pending(_) | Claim::Refused => self.shared.count_refused_connection(),
+                Claim::Newer(channel, hello) => {
+                    if self.sessions[rank].channel.is_some() {
+                        let why = "it has connected again: it was restarted, or another node was started with its rank";
+                        self.disconnect(rank, why.to_owned());
+                    }
+                    self.sessions[rank].begin(channel);
+                    let action = self.sessions[rank].send_hello(&self.hello);
+                    self.perform(rank, action);
+                    let action = self.sessions[rank].handle_hello(&hello, &self.hello);
+                    self.perform(rank, action);
+                }
+            }
+        }
     }
 
     fn connect_to_peers(&mut self) {

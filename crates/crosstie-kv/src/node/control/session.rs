@@ -6,6 +6,7 @@
 //! both    3 READY      daemon u32: this daemon of the sender has connected its endpoint with the receiver's
 //! both    4 HEARTBEAT  empty
 //! both    5 REJECT     UTF-8: why the two nodes cannot belong to one cluster; follows a HELLO
+//! to R    6 REPLACED   incarnation u64: of a node that was started later, with the receiver's rank
 //! ```
 //!
 //! Each message is one frame of an authenticated [`Channel`]. There is an ADDRESS and a READY for each daemon. Requests flow between two
@@ -36,6 +37,7 @@ const ADDRESS: u8 = 2;
 const READY: u8 = 3;
 const HEARTBEAT: u8 = 4;
 const REJECT: u8 = 5;
+const REPLACED: u8 = 6;
 
 /// What a node says about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -54,7 +56,7 @@ pub(super) struct Hello {
 impl Hello {
     /// Changes whenever a node of the version before could no longer talk to a node of this one: with these messages, or with the
     /// requests that nodes forward to each other.
-    pub(super) const VERSION: u32 = 1;
+    pub(super) const VERSION: u32 = 2;
 
     /// Decodes the hello of the node at the address of `rank`, and compares it with that of this node. The error says why the two
     /// cannot belong to one cluster. `None`: it is invalid.
@@ -132,6 +134,18 @@ pub(super) enum Action {
     Command(Range<u32>, ConnectionCommand),
     /// End the session, for this reason.
     Disconnect(String),
+    /// End this node: a newer one has its rank.
+    EndNode,
+}
+
+/// What a node that has proved the secret, with the rank of a session, has said.
+pub(super) enum Claim {
+    /// Nothing yet.
+    Pending(Channel),
+    /// It was started after the node of the session, or is the same one: this is its HELLO.
+    Newer(Channel, Vec<u8>),
+    /// It is refused, and was told why.
+    Refused,
 }
 
 impl PeerSession {
@@ -173,6 +187,36 @@ impl PeerSession {
     /// The other node's incarnation, once its HELLO has arrived.
     pub(super) fn incarnation(&self) -> Option<u64> {
         self.incarnation
+    }
+
+    /// Compares a node that has the rank of this session with the node of the session. The older one is told to end.
+    pub(super) fn weigh_claim(&mut self, mut channel: Channel, hello: &Hello) -> Claim {
+        let payload = match channel.poll_event() {
+            Ok(None) => return Claim::Pending(channel),
+            Ok(Some(ChannelEvent::Frame { kind: HELLO, payload })) => payload,
+            Ok(_) | Err(_) => return Claim::Refused,
+        };
+        // Whether or not the other node receives the reason, it is refused.
+        let refuse = |mut channel: Channel, kind, reason: &[u8]| {
+            drop(channel.send(kind, &reason[..reason.len().min(MAX_FRAME)]));
+            Claim::Refused
+        };
+        let theirs = match hello.decode(&payload, self.rank) {
+            Some(Ok(theirs)) => theirs.incarnation,
+            Some(Err(mismatch)) => return refuse(channel, REJECT, mismatch.as_bytes()),
+            None => return Claim::Refused,
+        };
+        match self.incarnation {
+            Some(current) if current > theirs => return refuse(channel, REPLACED, &current.to_le_bytes()),
+            Some(current) if current < theirs => drop(self.send(REPLACED, &theirs.to_le_bytes())),
+            _ => {}
+        }
+        Claim::Newer(channel, payload)
+    }
+
+    /// Handles the HELLO that came before the session began.
+    pub(super) fn handle_hello(&mut self, payload: &[u8], hello: &Hello) -> Option<Action> {
+        self.handle_message(HELLO, payload, hello)
     }
 
     pub(super) fn send_hello(&mut self, hello: &Hello) -> Option<Action> {
@@ -250,6 +294,10 @@ impl PeerSession {
                 _ => Some(protocol_violation()),
             },
             HEARTBEAT => None,
+            REPLACED => match payload.try_into().map(u64::from_le_bytes) {
+                Ok(newer) if newer > hello.incarnation => Some(Action::EndNode),
+                _ => Some(protocol_violation()),
+            },
             REJECT => Some(Action::Disconnect(String::from_utf8_lossy(payload).into_owned())),
             _ => Some(protocol_violation()),
         }
@@ -468,6 +516,10 @@ mod tests {
                     None => {}
                     Some(Action::Disconnect(reason)) => {
                         assert!(!reason.is_empty() || input.contains(&REJECT));
+                        return;
+                    }
+                    Some(Action::EndNode) => {
+                        assert!(input.contains(&REPLACED));
                         return;
                     }
                     Some(Action::Command(daemons, ConnectionCommand::Open { rank: 1, .. })) => {
