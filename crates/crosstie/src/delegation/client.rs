@@ -18,6 +18,7 @@ use crate::memory::prefetch;
 use crate::memory::segment::SharedRef;
 use crate::ring::call_table::StartedCall;
 use crate::ring::reservation;
+use crate::ring::stalled::MAX_ROUNDS;
 use crate::wait::Parker;
 
 /// How many positions after the request that it writes a client prefetches, if it is the only client. Far enough from the
@@ -99,8 +100,7 @@ impl Transport for RingTransport {
                 reservation::has_room(position, *seen_tail, depth)
             }
         };
-        // Ends: each round takes one position, and there is room for `depth` of them.
-        loop {
+        for _ in 0..MAX_ROUNDS {
             let position = reservation::reserve(&header.head, &header.mode, claim, &mut has_room)?;
             if !header.stalled.contains(position, depth) {
                 return Some(position);
@@ -108,6 +108,8 @@ impl Transport for RingTransport {
             // The server skips the position: nobody claims it, and it is not filled.
             reservation::clear_claim(claim);
         }
+        // Another client has overwritten the list, or `tail`.
+        None
     }
 
     #[inline(always)]

@@ -71,8 +71,10 @@
 //!
 //! The server copies what clients wrote out of the segment once, and validates the copy. It keeps its own state outside of
 //! the segment. It disconnects a client that breaks the protocol and counts it ([`Counters`]). But all clients write to
-//! the same ring: a client that overwrites the ring can destroy requests of other clients or stop the ring, though it
-//! cannot harm the server. If clients do not trust each other, use [`ipc`](crate::ipc), which gives each of them a lane of
+//! the same ring: a client that overwrites the ring can destroy requests of other clients or stop the ring, and a client that writes
+//! an invalid request in the name of another one gets that one disconnected, because the server cannot tell who wrote it. It
+//! cannot harm the server, and [`call`](Client::call) of another client returns, at worst with
+//! [`RingFull`](CallError::RingFull). If clients do not trust each other, use [`ipc`](crate::ipc), which gives each of them a lane of
 //! its own.
 
 mod admission;

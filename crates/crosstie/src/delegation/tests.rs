@@ -1,7 +1,7 @@
 //! Tests that need access to the internals: random interleavings against an oracle, abandoned positions, and clients that
 //! break the protocol.
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -598,4 +598,21 @@ fn every_forged_word_of_the_segment_leaves_the_server_running() {
     }
     println!("{forgeries} forgeries");
     assert!(forgeries > 500, "only {forgeries}");
+}
+
+/// Another client lists all slots as stalled, and says that there is room for ever.
+#[test]
+fn forged_list_of_stalled_slots_does_not_hold_up_a_call() {
+    let name = fresh_name();
+    let _server = TestServer::create(&name, &Config { ring_depth: 4, ..small() }).unwrap();
+    let mut client = TestClient::connect(&name).unwrap();
+    let hostile = TestClient::connect(&name).unwrap();
+    // The count and the entries of the list, and `tail`.
+    for (offset, value) in [(80, 4), (88, 1), (96, 2), (104, 3), (112, 4), (192, 1 << 62)] {
+        let word = hostile.transport.ring.segment.bytes(offset, 8).unwrap();
+        // SAFETY: an aligned word inside the segment, which all sides access atomically.
+        unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) }.store(value, Relaxed);
+    }
+    let called = client.call(&1, 1);
+    assert!(matches!(called, Err(CallError::RingFull(1))), "{called:?}");
 }

@@ -24,6 +24,9 @@
 //! is gone. An entry is read exactly once, however late it is published. Entries of one producer stay in order, if the consumer looks
 //! at stalled positions first.
 //!
+//! A listed slot stays where it is in the list until it is unlisted: a producer that reads the list while another slot is unlisted
+//! does not miss it.
+//!
 //! Why this is safe: a producer reserves `p + depth` only after it has seen that the consumer is beyond `p`, which the consumer
 //! published after it had listed the slot. A producer that sees the slot unlisted sees it after the consumer has read it. Whether a
 //! producer used a position of the slot or left it out shows in the ring itself: the position is published, or nobody claims it.
@@ -36,6 +39,9 @@ use super::Word;
 
 /// Most positions of one ring that can be stalled at a time. With one more, the consumer waits.
 pub(crate) const MAX_STALLED: usize = 5;
+/// Positions that a producer reserves in vain, because their slots are listed, before it gives up. At most [`MAX_STALLED`] slots are listed,
+/// so the first or second round of the ring is the last one. The limit is for a peer that forges the list and the room.
+pub(crate) const MAX_ROUNDS: u32 = 1 << 10;
 /// How long a position may stay reserved and not published before the consumer passes it.
 const STALL_TIME: Duration = Duration::from_millis(10);
 
@@ -43,7 +49,7 @@ const STALL_TIME: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct StalledSlots<W = AtomicU64> {
-    /// How many entries of `slots` are used.
+    /// How many entries of `slots` are used. They are not always the first ones.
     count: W,
     /// Each plus one; zero if the entry is not used.
     slots: [W; MAX_STALLED],
@@ -64,12 +70,11 @@ impl<W: Word> StalledSlots<W> {
         self.slots.iter().any(|listed| listed.load(Acquire) == slot + 1)
     }
 
-    fn publish(&self, positions: &[u64], depth: u64) {
-        for (i, slot) in self.slots.iter().enumerate() {
-            // Release, partner: the Acquire loads above. What was read from a slot that is not listed any more was read before.
-            slot.store(positions.get(i).map_or(0, |position| position % depth + 1), Release);
-        }
-        self.count.store(positions.len() as u64, Release);
+    /// Lists the slot of a position, or none, in entry `index`; `count` entries are then used.
+    fn publish(&self, index: usize, position: Option<u64>, depth: u64, count: usize) {
+        // Release, partner: the Acquire loads above. What was read from a slot that is not listed any more was read before.
+        self.slots[index].store(position.map_or(0, |position| position % depth + 1), Release);
+        self.count.store(count as u64, Release);
     }
 }
 
@@ -77,8 +82,8 @@ impl<W: Word> StalledSlots<W> {
 #[derive(Debug)]
 pub(crate) struct StalledPositions {
     depth: u64,
-    /// At most [`MAX_STALLED`].
-    positions: Vec<u64>,
+    /// At most [`MAX_STALLED`], in their order, each with its entry in [`StalledSlots`].
+    positions: Vec<(u64, usize)>,
     /// A position at which the consumer waits, and since when.
     waiting: Option<(u64, Instant)>,
 }
@@ -94,7 +99,7 @@ impl StalledPositions {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> {
-        self.positions.iter().copied()
+        self.positions.iter().map(|(position, _)| *position)
     }
 
     /// Called when `position` is reserved and not published. Whether that has lasted for [`STALL_TIME`].
@@ -120,14 +125,20 @@ impl StalledPositions {
     }
 
     fn list<W: Word>(&mut self, position: u64, slots: &StalledSlots<W>) {
-        self.positions.push(position);
-        slots.publish(&self.positions, self.depth);
+        let is_free = |index: &usize| self.positions.iter().all(|(_, used)| used != index);
+        let Some(index) = (0..MAX_STALLED).find(is_free) else {
+            unreachable!("the caller has checked for room")
+        };
+        self.positions.push((position, index));
+        slots.publish(index, Some(position), self.depth, self.positions.len());
     }
 
     /// The entry at `position` was read, or its producer is gone.
     pub(crate) fn remove<W: Word>(&mut self, position: u64, slots: &StalledSlots<W>) {
-        self.positions.retain(|stalled| *stalled != position);
-        slots.publish(&self.positions, self.depth);
+        if let Some(at) = self.positions.iter().position(|(stalled, _)| *stalled == position) {
+            let (_, index) = self.positions.remove(at);
+            slots.publish(index, None, self.depth, self.positions.len());
+        }
     }
 }
 
@@ -258,6 +269,36 @@ mod loom_tests {
         });
     }
 
+    /// A producer reads the list for the second slot while the first one is unlisted by `unlist`.
+    fn listed_slot_is_seen(unlist: fn(&mut StalledPositions, &StalledSlots<loom::sync::atomic::AtomicU64>)) {
+        loom::model(move || {
+            let ring = Ring::new();
+            let mut stalled = StalledPositions::new(DEPTH);
+            stalled.list(0, &ring.stalled);
+            stalled.list(1, &ring.stalled);
+            let producer = thread::spawn({
+                let ring = ring.clone();
+                move || assert!(ring.stalled.contains(1 + DEPTH, DEPTH), "a listed slot was missed")
+            });
+            unlist(&mut stalled, &ring.stalled);
+            producer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_listed_slot_is_seen_while_another_is_unlisted() {
+        listed_slot_is_seen(|stalled, slots| stalled.remove(0, slots));
+    }
+
+    #[test]
+    #[should_panic]
+    fn loom_list_that_closes_gaps_is_found() {
+        listed_slot_is_seen(|_, slots| {
+            slots.publish(0, Some(1), DEPTH, 2);
+            slots.publish(1, None, DEPTH, 1);
+        });
+    }
+
     #[test]
     fn loom_late_producer_and_others_do_not_share_a_slot() {
         late_producer(true);
@@ -267,5 +308,30 @@ mod loom_tests {
     #[should_panic]
     fn loom_producer_that_uses_a_stalled_slot_is_found() {
         late_producer(false);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_keep_their_order_and_their_entries_in_the_list() {
+        let (slots, mut stalled) = (StalledSlots::<AtomicU64>::default(), StalledPositions::new(8));
+        let listed = || slots.slots.each_ref().map(|slot| slot.load(Acquire));
+        for position in 8..8 + MAX_STALLED as u64 {
+            stalled.list(position, &slots);
+        }
+        assert_eq!(listed(), [1, 2, 3, 4, 5]);
+        stalled.remove(9, &slots);
+        assert_eq!(listed(), [1, 0, 3, 4, 5]);
+        assert!(slots.contains(16, 8) && !slots.contains(17, 8) && slots.contains(18, 8));
+        stalled.list(15, &slots);
+        assert_eq!(listed(), [1, 8, 3, 4, 5]);
+        assert_eq!(stalled.iter().collect::<Vec<_>>(), [8, 10, 11, 12, 15]);
+        for position in [8, 10, 11, 12, 15] {
+            stalled.remove(position, &slots);
+        }
+        assert!(stalled.is_empty() && listed() == [0; 5] && !slots.contains(0, 8));
     }
 }
