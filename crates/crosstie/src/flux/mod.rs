@@ -136,11 +136,14 @@ pub fn network<Req: Send, Resp: Send, Token>(
     if lane::lane_bytes::<Req, Resp>(capacity).saturating_mul(lanes) > MAX_BYTES {
         return Err(ConfigError::TooLarge { nodes, capacity });
     }
-    if wait_strategy != WaitStrategy::Spin {
-        fence::register().map_err(ConfigError::Parking)?;
-    }
+    // A node that spins may also be one of several sources that a thread waits for, and parks at.
+    let can_park = match fence::register() {
+        Ok(()) => true,
+        Err(_) if wait_strategy == WaitStrategy::Spin => false,
+        Err(e) => return Err(ConfigError::Parking(e)),
+    };
     // Relaxed: only the value itself matters.
     let first_key = NEXT_KEY.fetch_add(lanes as u64, Relaxed);
-    let node = |(id, lanes)| Node::new(id, lanes, max_in_flight, wait_strategy);
+    let node = |(id, lanes)| Node::new(id, lanes, max_in_flight, wait_strategy, can_park);
     Ok(lane::create_lanes(nodes, capacity, first_key).into_iter().enumerate().map(node).collect())
 }

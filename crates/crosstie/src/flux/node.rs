@@ -27,6 +27,8 @@ pub struct Node<Req, Resp, Token> {
     in_flight: usize,
     max_in_flight: usize,
     wait_strategy: WaitStrategy,
+    /// Whether the system allows what parking at a node needs.
+    can_park: bool,
     /// Makes a node not `Sync`: one thread uses it at a time.
     one_thread: PhantomData<Cell<()>>,
 }
@@ -37,6 +39,7 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
         (outgoing, incoming): NodeLanes<Req, Resp, Token>,
         max_in_flight: usize,
         wait_strategy: WaitStrategy,
+        can_park: bool,
     ) -> Self {
         let busy = vec![0; outgoing.len().div_ceil(64)].into();
         Node {
@@ -47,6 +50,7 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
             in_flight: 0,
             max_in_flight,
             wait_strategy,
+            can_park,
             one_thread: PhantomData,
         }
     }
@@ -221,7 +225,7 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
 
 impl<Req, Resp, Token> wait::any::sealed::Waitable for Node<Req, Resp, Token> {
     fn parker(&self) -> Option<&wait::Parker> {
-        Some(self.incoming.parker())
+        self.can_park.then(|| self.incoming.parker())
     }
 
     fn is_expecting(&self) -> bool {

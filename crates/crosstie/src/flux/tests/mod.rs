@@ -153,3 +153,21 @@ fn busy_caller_does_not_starve_others() {
     let position = core::iter::from_fn(|| net[2].try_recv()).position(|(from, ..)| from == 1).unwrap();
     assert!(position < 100, "{position}");
 }
+
+/// Where the system refuses what parking needs, a network that spins can be created, and its nodes can be awaited with others.
+#[test]
+fn node_of_a_spinning_network_is_awaited_where_membarrier_is_refused() {
+    #[path = "../../../tests/seccomp/mod.rs"]
+    mod seccomp;
+    // The filter stays on its thread, so the test gets one of its own.
+    let awaited = std::thread::spawn(|| {
+        seccomp::install_filter(&[libc::SYS_membarrier], seccomp::FilterMode::Deny);
+        let parking = Config { wait_strategy: WaitStrategy::Park, ..Config::default() };
+        assert!(matches!(network::<u64, u64, ()>(2, &parking), Err(ConfigError::Parking(_))));
+        let [mut caller, callee] = pair::<u64, u64, ()>(&spinning(4));
+        crate::park_any([&callee as &dyn crate::Waitable].into_iter(), Duration::from_millis(5));
+        caller.call(1, 7, ()).unwrap();
+        crate::wait_any([&callee as &dyn crate::Waitable].into_iter(), WaitStrategy::Park, None)
+    });
+    assert!(awaited.join().unwrap());
+}
