@@ -258,6 +258,44 @@ fn ranges_inside_a_registered_region_are_found() {
     );
 }
 
+/// A buffer whose drop uses the cache.
+struct UsesCache(SharedBuffer, RegionCache, Arc<AtomicUsize>);
+
+// SAFETY: that of the buffer.
+unsafe impl SharedMemory for UsesCache {
+    const WRITABLE: bool = true;
+
+    fn bytes(&self) -> *mut [u8] {
+        self.0.bytes()
+    }
+}
+
+impl Drop for UsesCache {
+    fn drop(&mut self) {
+        self.2.fetch_add(1, SeqCst);
+        self.1.evict_idle();
+    }
+}
+
+#[test]
+fn region_that_is_evicted_in_vain_is_dropped_without_the_lock() {
+    let (_device, pd) = software();
+    let config = RegionCacheConfig { max_bytes: 3 * 4096, ..RegionCacheConfig::default() };
+    let cache = RegionCache::new(&pd, config);
+    let drops = Arc::new(AtomicUsize::new(0));
+    let idle = Arc::new(UsesCache(SharedBuffer::zeroed(4096), cache.clone(), drops.clone()));
+    drop(cache.get(&idle, Access::LOCAL_WRITE).unwrap());
+    drop(idle);
+    let (sender, returned) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let refused = cache.get(&Arc::new(SharedBuffer::zeroed(4 * 4096)), Access::LOCAL_WRITE);
+        sender.send(refused.map(|_| ())).unwrap();
+    });
+    let refused = returned.recv_timeout(TIMEOUT).expect("the cache waits for itself");
+    assert!(matches!(refused, Err(RegionCacheError::Full { .. })), "{refused:?}");
+    assert_eq!(drops.load(SeqCst), 1, "evicted");
+}
+
 #[test]
 fn overlapping_memory_replaces_what_it_overlaps_and_leaves_those_in_use_registered() {
     let (_device, pd) = software();

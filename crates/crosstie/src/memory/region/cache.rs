@@ -209,18 +209,20 @@ impl RegionCache {
         let bytes = memory.bytes();
         let start = bytes.cast::<u8>().addr();
         let range = start..start + bytes.len();
-        let (counted, evicted) = {
+        let mut evicted = Vec::new();
+        let counted = {
             let mut table = self.lock();
             if let Some(found) = table.find(access, range.clone()) {
                 self.shared.hits.fetch_add(1, Relaxed);
                 return Ok(found);
             }
-            let evicted = self.make_room(&mut table, bytes.len() as u64)?;
-            (self.shared.usage.count(bytes.len() as u64), evicted)
+            let room = self.make_room(&mut table, bytes.len() as u64, &mut evicted);
+            room.map(|()| self.shared.usage.count(bytes.len() as u64))
         };
-        // Without the lock, because both may take long.
+        // Without the lock, because both may take long, and the drop of an owner may use the cache.
         drop(evicted);
         kept::free_kept();
+        let counted = counted?;
         // SAFETY: `SharedMemory` promises that the bytes are valid as long as the owner lives, which the region below keeps
         // alive until it is deregistered; that there are no references to writable bytes; and that nobody writes the others,
         // which are registered without a right to write.
@@ -279,10 +281,14 @@ impl RegionCache {
         }
     }
 
-    /// Evicts idle regions until one of `len` bytes fits.
-    fn make_room(&self, table: &mut Table, len: u64) -> Result<Vec<Arc<Entry>>, RegionCacheError> {
+    /// Moves idle regions to `evicted` until one of `len` bytes fits. The caller drops them without the lock.
+    fn make_room(
+        &self,
+        table: &mut Table,
+        len: u64,
+        evicted: &mut Vec<Arc<Entry>>,
+    ) -> Result<(), RegionCacheError> {
         let Shared { config, usage, evictions, .. } = &*self.shared;
-        let mut evicted = Vec::new();
         loop {
             let (regions, bytes) = (usage.regions.load(Relaxed), usage.bytes.load(Relaxed));
             let limit = if regions >= config.max_regions as u64 {
@@ -290,7 +296,7 @@ impl RegionCache {
             } else if bytes.saturating_add(len) > config.max_bytes {
                 "max_bytes"
             } else {
-                return Ok(evicted);
+                return Ok(());
             };
             let Some(entry) = table.take_least_recent_idle() else {
                 return Err(RegionCacheError::Full { regions, bytes, asked: len, limit });
