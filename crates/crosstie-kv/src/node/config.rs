@@ -59,7 +59,8 @@ pub struct NodeConfig {
 /// longer in backlogs.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueSizes {
-    /// Requests that one daemon has forwarded to another, with [`Backend::Meta`].
+    /// Requests that one daemon has forwarded to another, with [`Backend::Meta`]. Every ordered pair of daemons has a
+    /// lane with room for as many, so their memory grows with the square of the daemons.
     pub forward: usize,
     /// Requests in the delegation ring of each daemon, with [`Backend::Delegation`].
     pub ring: usize,

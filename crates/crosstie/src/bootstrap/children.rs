@@ -4,10 +4,17 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use super::error::{Error, Result};
+use crate::process::Creator;
 
-/// Spawned ranks with their processes. Dropping it kills and reaps those that are still running.
-#[derive(Debug, Default)]
-pub(super) struct Children(Vec<(u32, Child)>);
+/// Spawned ranks with their processes. Dropping it kills and reaps those that are still running; not in a forked child, whose they are not.
+#[derive(Debug)]
+pub(super) struct Children(Vec<(u32, Child)>, Creator);
+
+impl Default for Children {
+    fn default() -> Self {
+        Children(Vec::new(), Creator::this_process())
+    }
+}
 
 impl Children {
     pub(super) fn add(&mut self, rank: u32, child: Child) {
@@ -44,6 +51,9 @@ impl Children {
 
     /// Kills and reaps all processes that are left.
     pub(super) fn kill_all(&mut self) {
+        if !self.1.is_this_process() {
+            return;
+        }
         for (_, child) in &mut self.0 {
             // An error means that the process has ended already.
             drop(child.kill());

@@ -38,6 +38,7 @@ pub struct EndpointConfig {
     /// Bytes of the receive ring: a power of two from 256 to 2 GiB.
     pub ring: usize,
     /// The most bytes of response credit that the peer may have outstanding. At most a quarter of the peer's ring is used.
+    /// It does not follow `ring`: with larger rings, set both, or responses do not use what the rings have.
     pub credit: usize,
     /// The most calls of this side that can wait for a response, up to 65536.
     pub pending_calls: usize,

@@ -658,7 +658,10 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // For debugging only; clients learn of the end from the socket.
+        // For debugging only; clients learn of the end from the socket. A forked child has not mapped the ring.
+        if !self.ring.header.is_of_this_process() {
+            return;
+        }
         self.ring.header.server_alive.store(0, Relaxed);
     }
 }

@@ -125,7 +125,7 @@ pub struct ConnectConfig {
     pub timeout: u8,
     /// How often to retransmit without an acknowledgement, 0 to 7.
     pub retry_count: u8,
-    /// READs and atomics outstanding in each direction.
+    /// READs and atomics outstanding in each direction. 16 by default, what common NICs allow; a device that allows fewer uses its own limit.
     pub max_rd_atomic: u8,
     /// The service level of the connection's packets, 0 to 15. InfiniBand: it selects the virtual lane. RoCE: the priority,
     /// where packets carry a VLAN tag; a fabric with priority flow control (PFC) needs the lossless one. Without effect on

@@ -161,7 +161,7 @@ pub struct OutOfRegion {
 /// A region was not deregistered in time, see [`Mr::deregister`](super::Mr::deregister).
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "a peer{} is inside an operation and may still access the region; it may be stopped: let it continue, or end it",
+    "the region may still be accessed: a peer{} is inside an operation, perhaps stopped (let it continue, or end it), or the driver of the NIC did not deregister it",
     process.map_or(String::new(), |process| format!(" in process {process}"))
 )]
 pub struct DeregisterError {

@@ -29,6 +29,15 @@
 //! | `verbs` (feature) | rdma-core: InfiniBand, RoCE, Soft-RoCE | clusters |
 //! | [`fault`] | another device, which it wraps | fault injection |
 //!
+//! # Fork and exec
+//!
+//! A forked child may drop the objects of its parent, which does nothing to those of the parent, and may open devices of its own. It must not
+//! use its parent's. Memory of [`Pd::allocate`] is not mapped in the child. A device that the parent closes is closed for its peers at once,
+//! even if a child still has its descriptors.
+//!
+//! A process that registered memory in place ([`Pd::register`]) drops the region before it replaces its program (`exec`). Peers of the
+//! software device write to the process by its id, which the new program has, too; a peer learns of the end some milliseconds later.
+//!
 //! # Adding a provider
 //!
 //! A provider is a module with the types `Device`, `Pd`, `Mr`, `Cq`, `Srq`, `RcQp`, `UdQp` and `Ah`, whose methods have

@@ -71,30 +71,23 @@ impl Mr {
     /// operations; `deregister` can be called again, which waits only for those operations that were under way the first
     /// time.
     ///
-    /// Only memory of [`Pd::register`](super::Pd::register) on a software device can fail this way.
+    /// Only memory of [`Pd::register`](super::Pd::register) on a software device can fail this way; on a verbs device, any region whose
+    /// deregistration the driver refuses, at once and without a process.
     pub fn deregister(self, timeout: Duration) -> Result<(), DeregisterError> {
         let Mr { addr, start, len, lkey, rkey, pd, access, writable, provider } = self;
-        match provider {
-            Provider::Software(x) => x.deregister(timeout).map_err(|(x, process)| DeregisterError {
-                region: Mr {
-                    addr,
-                    start,
-                    len,
-                    lkey,
-                    rkey,
-                    pd,
-                    access,
-                    writable,
-                    provider: Provider::Software(x),
-                },
-                process,
-            }),
+        let (provider, process) = match provider {
+            Provider::Software(x) => match x.deregister(timeout) {
+                Ok(()) => return Ok(()),
+                Err((x, process)) => (Provider::Software(x), process),
+            },
             #[cfg(feature = "verbs")]
-            Provider::Verbs(x) => {
-                drop(x);
-                Ok(())
-            }
-        }
+            Provider::Verbs(x) => match x.deregister() {
+                Ok(()) => return Ok(()),
+                Err(x) => (Provider::Verbs(x), None),
+            },
+        };
+        let region = Mr { addr, start, len, lkey, rkey, pd, access, writable, provider };
+        Err(DeregisterError { region, process })
     }
 
     /// Length in bytes.

@@ -23,6 +23,7 @@ use super::operation::{Operation, Table};
 use super::returned::{Item, Returned};
 use crate::WaitStrategy;
 use crate::device::{Device, DeviceError, Pd, software};
+use crate::process::Creator;
 use crate::ring::combining_lock::{CombiningLock, Guard};
 use crate::ring::fence;
 use crate::wait::{Parker, park_once, wakers};
@@ -90,6 +91,7 @@ pub(super) struct Shared {
     /// `Endpoint` handles. With the last one the connection ends.
     handles: AtomicUsize,
     stop: AtomicBool,
+    creator: Creator,
 }
 
 impl Shared {
@@ -113,6 +115,7 @@ impl Shared {
             sleeper: Mutex::new(()),
             handles: AtomicUsize::new(1),
             stop: AtomicBool::new(false),
+            creator: Creator::this_process(),
         }))
     }
 
@@ -434,6 +437,10 @@ impl Shared {
 
     /// With the last handle the connection ends. The progress thread ends when nothing is at the device any more.
     pub(super) fn remove_handle(&self) {
+        // In a forked child the endpoint is still its parent's.
+        if !self.creator.is_this_process() {
+            return;
+        }
         // AcqRel: the last handle sees what the others did.
         if self.handles.fetch_sub(1, core::sync::atomic::Ordering::AcqRel) == 1 {
             self.with_engine(|engine, table| engine.close(table, Cause::Closed));

@@ -58,7 +58,6 @@ mod tagged;
 mod wires;
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 pub use crosstie_protocol::group::message::{OnGap, OnRefusal, Options as ChannelOptions};
 pub use crosstie_protocol::group::{
@@ -79,6 +78,7 @@ pub use tagged::{
 
 use crate::bootstrap::Bootstrap;
 use crate::device::Device;
+use crate::process::{Creator, OwnThread};
 use driver::Shared;
 
 /// One member's handle of a process group.
@@ -88,7 +88,8 @@ use driver::Shared;
 #[derive(Debug)]
 pub struct Group {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
+    creator: Creator,
     member: MemberId,
     members: usize,
     one_sided: Option<Arc<one_sided::OneSided>>,
@@ -101,10 +102,10 @@ impl Group {
         let (member, members, one_sided) = (engine.me(), engine.members, engine.one_sided.clone());
         let shared = Arc::new(Shared::new(engine, config.wait));
         let thread = match config.progress {
-            ProgressMode::Thread => Some(shared.start_thread().map_err(JoinError::Thread)?),
+            ProgressMode::Thread => Some(shared.start_thread().map_err(JoinError::Thread)?.into()),
             ProgressMode::Manual => None,
         };
-        Ok(Group { shared, thread, member, members, one_sided })
+        Ok(Group { shared, thread, creator: Creator::this_process(), member, members, one_sided })
     }
 
     /// Lets the other ranks of the job make a group without this one.
@@ -168,11 +169,13 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
+        // A forked child is no member.
+        if !self.creator.is_this_process() {
+            return;
+        }
         self.shared.stop_thread();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            // The panic was printed; the group ends in any case.
+        if let Some(thread) = self.thread.take() {
+            thread.join();
         }
     }
 }

@@ -90,6 +90,9 @@
 //!
 //! Each side copies what the other side wrote out of shared memory once, and validates the copy. The server disconnects a
 //! client that breaks the protocol and counts it ([`Counters`]); the other clients are not affected.
+//!
+//! One word is shared: every client writes the word at which the server sleeps. A client that clears it all the time lets the server sleep
+//! on, for up to 50 ms each time; one that sets it all the time makes each request of the others cost a system call.
 
 mod admission;
 mod client;

@@ -161,7 +161,12 @@ impl Drop for Listener {
         // Release, partner: the Acquire load in `Inner::call_handler`.
         inner.dropped.store(true, Release);
         let (socket, connections) = {
-            let mut state = lock(&inner.state);
+            // In a forked child another thread of the parent may hold the lock, for ever.
+            let mut state = match inner.state.try_lock() {
+                Ok(state) => state,
+                Err(_) if !inner.watcher.is_of_this_process() => return,
+                Err(_) => lock(&inner.state),
+            };
             (state.socket.take(), std::mem::take(&mut state.connections))
         };
         // A forked child only closes its descriptors: the connections are still its parent's.

@@ -3,6 +3,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::super::connection::{Connection, HandshakeError};
+use super::super::socket::blocking_files::BlockingFile;
 use super::*;
 use crate::memory::segment::{Segment, SharedRef};
 use crate::wait::{self, Parker, WaitStrategy};
@@ -396,9 +397,13 @@ fn hello_with_a_file_that_blocks_holds_up_nobody() {
     let hello = Header::new(Header::HELLO);
     // Linux 6.16 refuses the file.
     let refused = connect_silently(&name);
-    if let Err(e) = socket::send(&refused, hello.as_bytes(), b"", &[blocking().file.as_fd()]) {
+    let BlockingFile { file, reader } = blocking();
+    if let Err(e) = socket::send(&refused, hello.as_bytes(), b"", &[file.as_fd()]) {
         assert_eq!(e.kind(), io::ErrorKind::PermissionDenied);
     }
+    // In this order: of a file that was refused, this is the last close.
+    drop(reader);
+    drop(file);
     // As older kernels. The watcher gets the messages when nobody else has the files open any more.
     let state = lock(&listener.inner.state);
     state.socket.as_ref().unwrap().allow_files();
@@ -428,11 +433,13 @@ fn reply_with_files_that_block_holds_up_nobody() {
     let name = name("blocking-reply");
     let listening = socket::listen(&Address::of_service(KIND, &name).unwrap()).unwrap();
     let blocking = [(); 2].map(|()| socket::blocking_files::new());
+    let handed_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| {
             let (connection, _, files) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
-            // The server has closed its descriptors.
-            eventually("the server is done", || connection.is_closed());
+            eventually("the connection ends", || connection.is_closed());
+            // Of the files, the closes of the client are the last ones.
+            eventually("the server has closed its descriptors", || handed_over.load(Acquire));
             let begun = Instant::now();
             drop((files, connection));
             begun.elapsed()
@@ -446,6 +453,7 @@ fn reply_with_files_that_block_holds_up_nobody() {
             true
         });
         let _readers = blocking.map(|blocking| blocking.reader);
+        handed_over.store(true, Release);
         let passed = connecting.join().unwrap();
         assert!(passed < socket::blocking_files::MAX_ELAPSED, "it took {passed:?}");
     });

@@ -13,6 +13,7 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::net::{
@@ -133,6 +134,8 @@ fn has_message(socket: &OwnedFd) -> bool {
 #[derive(Debug)]
 pub(crate) struct ListeningSocket {
     fd: OwnedFd,
+    /// Whether the kernel refuses files for its connections.
+    refuses_files: AtomicBool,
     creator: Creator,
 }
 
@@ -145,7 +148,7 @@ impl AsFd for ListeningSocket {
 impl ListeningSocket {
     /// Accepts a connection. The socket is not blocking. `AGAIN` if none is waiting.
     pub(crate) fn accept(&self) -> Result<Socket, rustix::io::Errno> {
-        if closing::is_behind() {
+        if !self.refuses_files.load(Relaxed) && closing::is_behind() {
             return Err(rustix::io::Errno::MFILE);
         }
         self.accept_any()
@@ -155,6 +158,7 @@ impl ListeningSocket {
     #[cfg(all(test, not(loom)))]
     pub(super) fn allow_files(&self) {
         refuse_files(&self.fd, false);
+        self.refuses_files.store(false, Relaxed);
     }
 
     fn accept_any(&self) -> Result<Socket, rustix::io::Errno> {
@@ -176,17 +180,17 @@ impl Drop for ListeningSocket {
 pub(crate) fn listen(at: &Address) -> io::Result<ListeningSocket> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    refuse_files(&fd, true);
+    let refuses_files = refuse_files(&fd, true).into();
     rustix::net::bind(&fd, &at.0)?;
     rustix::net::listen(&fd, BACKLOG)?;
-    Ok(ListeningSocket { fd, creator: Creator::this_process() })
+    Ok(ListeningSocket { fd, refuses_files, creator: Creator::this_process() })
 }
 
-/// Has the kernel refuse files for connections of a listening socket, if it can: then `sendmsg` fails at the peer.
-fn refuse_files(socket: &OwnedFd, refuse: bool) {
+/// Has the kernel refuse files for connections of a listening socket, if it can: then `sendmsg` fails at the peer. Returns whether it can.
+fn refuse_files(socket: &OwnedFd, refuse: bool) -> bool {
     // Of most architectures; a few have other numbers for socket options, and go without.
     if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")) {
-        return;
+        return false;
     }
     const SO_PASSRIGHTS: libc::c_int = 83;
     let pass = libc::c_int::from(!refuse);
@@ -201,6 +205,7 @@ fn refuse_files(socket: &OwnedFd, refuse: bool) {
         )
     };
     debug_assert!(set == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::ENOPROTOOPT));
+    set == 0
 }
 
 /// Connects to a listening socket. The socket is blocking, but connecting and every later call on it take at most

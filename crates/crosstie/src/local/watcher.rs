@@ -15,10 +15,10 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use rustix::process::Pid;
 use rustix::time::Timespec;
 
 use super::lock;
+use crate::process::Creator;
 use crate::ring::fence;
 
 /// Handles the events of the sockets and processes that it watches. The watcher calls the methods on its own thread only;
@@ -40,7 +40,7 @@ pub(super) enum EventSource {
 }
 
 pub(super) struct Watcher {
-    pid: Pid,
+    creator: Creator,
     poll: OwnedFd,
     handlers: Mutex<HashMap<u64, Arc<dyn EventHandler>>>,
     next_id: AtomicU64,
@@ -60,7 +60,7 @@ impl Watcher {
         // Connections wake parkers, and services notify them: both need the asymmetric barrier.
         fence::register()?;
         let watcher = Arc::new(Watcher {
-            pid: rustix::process::getpid(),
+            creator: Creator::this_process(),
             poll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             handlers: Mutex::default(),
             next_id: AtomicU64::new(1),
@@ -77,7 +77,7 @@ impl Watcher {
     /// False in a forked child. The child must not touch what it shares with its parent: the epoll instance and the
     /// connections.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.pid == rustix::process::getpid()
+        self.creator.is_this_process()
     }
 
     /// Whether the caller runs on the watcher's own thread.

@@ -124,6 +124,11 @@ impl Segment {
         Ok(segment)
     }
 
+    /// False in a forked child of the process that mapped it: the child does not have the mapping.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.creator.is_this_process()
+    }
+
     /// The length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
@@ -176,7 +181,7 @@ fn check_len(len: u64) -> io::Result<()> {
 impl Drop for Segment {
     fn drop(&mut self) {
         // A forked child does not have the mapping.
-        if !self.creator.is_this_process() {
+        if !self.is_of_this_process() {
             return;
         }
         // SAFETY: the mapping is ours, and every reference into it holds an `Arc` of this segment.
@@ -201,6 +206,13 @@ impl<T: Shared> SharedRef<T> {
     pub(crate) fn new(segment: &Arc<Segment>, offset: u64) -> Option<SharedRef<T>> {
         let at = segment.bytes(offset, size_of::<T>() as u64)?.cast::<T>();
         at.is_aligned().then(|| SharedRef { at, segment: segment.clone() })
+    }
+}
+
+impl<T> SharedRef<T> {
+    /// As [`Segment::is_of_this_process`].
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.segment.is_of_this_process()
     }
 }
 

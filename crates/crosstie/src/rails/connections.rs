@@ -16,6 +16,7 @@ use super::error::{Cause, RequestError};
 use super::memory::Memory;
 use super::receiver::{Received, RecvBuffer, RecvCore, RecvRequest, Tested};
 use super::sender::{SendCore, SendRequest, Started};
+use crate::process::Creator;
 use crate::ring::biased_lock::{BiasedLock, BiasedOwner};
 
 /// The state of an end, for its control thread.
@@ -55,13 +56,14 @@ const ATTENTION: Duration = Duration::from_millis(5);
 pub struct SendConnection {
     core: BiasedOwner<SendCore>,
     counters: Arc<ConnectionCounters>,
+    creator: Creator,
 }
 
 impl SendConnection {
     pub(super) fn new(core: SendCore) -> (SendConnection, Core) {
         let counters = core.counters.clone();
         let (core, shared) = BiasedOwner::new(core);
-        (SendConnection { core, counters }, Core::Send(shared))
+        (SendConnection { core, counters, creator: Creator::this_process() }, Core::Send(shared))
     }
 
     /// Starts to send `range` of `memory`. `None` if the receiver has not posted a buffer yet, or none with this tag in its
@@ -127,6 +129,10 @@ impl SendConnection {
 
 impl Drop for SendConnection {
     fn drop(&mut self) {
+        // In a forked child the connection is still its parent's.
+        if !self.creator.is_this_process() {
+            return;
+        }
         let mailbox = self.core.lock().close();
         mailbox.wait_until_ended();
     }
@@ -140,13 +146,14 @@ impl Drop for SendConnection {
 pub struct RecvConnection {
     core: BiasedOwner<RecvCore>,
     counters: Arc<ConnectionCounters>,
+    creator: Creator,
 }
 
 impl RecvConnection {
     pub(super) fn new(core: RecvCore) -> (RecvConnection, Core) {
         let counters = core.counters.clone();
         let (core, shared) = BiasedOwner::new(core);
-        (RecvConnection { core, counters }, Core::Recv(shared))
+        (RecvConnection { core, counters, creator: Creator::this_process() }, Core::Recv(shared))
     }
 
     /// Starts to receive into one buffer, or into a group of buffers: each takes one send, chosen by its tag. `None` if too many
@@ -219,6 +226,10 @@ impl RecvConnection {
 
 impl Drop for RecvConnection {
     fn drop(&mut self) {
+        // In a forked child the connection is still its parent's.
+        if !self.creator.is_this_process() {
+            return;
+        }
         let mailbox = self.core.lock().close();
         mailbox.wait_until_ended();
     }

@@ -6,13 +6,13 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
-use std::thread::JoinHandle;
 
 use super::Violation;
 use super::context::{Context, Rails};
 use super::counters::{Counters, RailCounters};
 use super::endpoint::Role;
 use super::error::SetupError;
+use crate::process::{Creator, OwnThread};
 
 /// How long a client of the endpoint may take for its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -70,7 +70,7 @@ impl Rails {
                 }
             })
             .map_err(os)?;
-        Ok(MetricsServer { address: at, stop, thread: Some(thread) })
+        Ok(MetricsServer { address: at, stop, thread: Some(thread.into()), creator: Creator::this_process() })
     }
 }
 
@@ -79,7 +79,8 @@ impl Rails {
 pub struct MetricsServer {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
+    creator: Creator,
 }
 
 impl MetricsServer {
@@ -91,13 +92,16 @@ impl MetricsServer {
 
 impl Drop for MetricsServer {
     fn drop(&mut self) {
+        // In a forked child the thread is still its parent's.
+        if !self.creator.is_this_process() {
+            return;
+        }
         self.stop.store(true, Relaxed);
         // Wakes the thread, which blocks in `accept`. It is left alone if that does not work.
         if TcpStream::connect_timeout(&self.address, REQUEST_TIMEOUT).is_ok()
             && let Some(thread) = self.thread.take()
         {
-            // If it panicked, its panic message was printed.
-            thread.join().ok();
+            thread.join();
         }
     }
 }

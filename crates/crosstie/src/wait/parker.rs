@@ -121,8 +121,10 @@ pub(super) fn park_at_any<'p>(
     mut ready: impl FnMut() -> bool,
 ) -> (Wakeup, bool) {
     parkers.clone().for_each(|parker| parker.parked.store(1, Relaxed));
-    // Orders our stores of `parked` before our check, as every notifier sees them: see `is_parked`.
-    fence::heavy();
+    if parkers.clone().next().is_some() {
+        // Orders our stores of `parked` before our check, as every notifier sees them: see `is_parked`.
+        fence::heavy();
+    }
     let seen = ready();
     let woken = !seen && sleep_at_any(parkers.clone(), timeout);
     parkers.for_each(|parker| parker.parked.store(0, Relaxed));

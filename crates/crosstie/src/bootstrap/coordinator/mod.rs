@@ -26,7 +26,6 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -41,6 +40,7 @@ use super::limits::{FLUSH_TIMEOUT, HANDSHAKE_TIMEOUT, Limits, MAX_UNAUTHENTICATE
 use super::random::random_bytes;
 use super::secret::Secret;
 use super::stream::{Stream, is_transient};
+use crate::process::OwnThread;
 
 /// How long to stop accepting after the listener failed (usually because no file descriptor is left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -508,22 +508,22 @@ impl std::fmt::Display for Rejections {
 }
 
 /// The handle of the coordinator's thread. Dropping it waits for the thread, which ends after rank 0's connection closes.
-pub(super) struct CoordinatorThread(Option<JoinHandle<()>>);
+pub(super) struct CoordinatorThread(Option<OwnThread>);
 
 impl CoordinatorThread {
     /// Runs `body` in the coordinator's thread.
     pub(super) fn start(body: impl FnOnce() + Send + 'static) -> Result<Self> {
         let thread = std::thread::Builder::new().name("crosstie-coordinator".into()).spawn(body);
         let thread = thread.map_err(|error| Error::io("starting the coordinator's thread", &error))?;
-        Ok(CoordinatorThread(Some(thread)))
+        Ok(CoordinatorThread(Some(thread.into())))
     }
 }
 
 impl Drop for CoordinatorThread {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
-            // The panic hook has reported a panic of that thread, and the ranks have seen their connections close.
-            drop(thread.join());
+            // If it panicked, the ranks have seen their connections close.
+            thread.join();
         }
     }
 }

@@ -645,7 +645,10 @@ impl CqParker {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        *locked(&self.shared.changes) = None;
+        // In a forked child another thread of the parent may hold the lock, for ever.
+        if self.shared.device.is_of_this_process() {
+            *locked(&self.shared.changes) = None;
+        }
     }
 }
 

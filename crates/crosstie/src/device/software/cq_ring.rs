@@ -12,6 +12,7 @@ use crate::device::{Opcode, Status};
 use crate::memory::prefetch;
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 use crate::ring::reservation;
+use crate::ring::stalled::MAX_ROUNDS;
 
 /// A completion ring in this device's segment or in a peer's.
 #[derive(Debug)]
@@ -38,9 +39,6 @@ pub(super) struct NewCqe {
     /// Low bits of the epoch of the queue pair's connection.
     pub(super) epoch: u8,
 }
-
-/// Positions that a producer reserves in vain, because their entries are stalled, before it gives up.
-const MAX_ROUNDS: u32 = 1 << 10;
 
 /// The ring was full; a completion is lost.
 #[derive(Debug, PartialEq, Eq)]
@@ -83,8 +81,6 @@ impl CqRing {
     #[inline(always)]
     fn reserve_usable(&self, claim: &AtomicU64, mut has_room: impl FnMut(u64) -> bool) -> Option<u64> {
         let header = &*self.header;
-        // At most `MAX_STALLED` entries are stalled, so the first or second round is the last one. The limit is for the header of
-        // a peer that forges: it may list every entry as stalled, and have room for ever.
         for _ in 0..MAX_ROUNDS {
             let position = reservation::reserve(&header.head.word, &header.mode, claim, &mut has_room)?;
             if !header.stalled.contains(position, self.depth) {

@@ -259,6 +259,8 @@ impl core::ops::Deref for OpenLine {
 
 impl Drop for OpenLine {
     fn drop(&mut self) {
-        presence::close(&self.line.tenure, self.tenure);
+        if self.line.is_of_this_process() {
+            presence::close(&self.line.tenure, self.tenure);
+        }
     }
 }

@@ -41,6 +41,7 @@ use super::layout::RegionKey;
 use super::link::Link;
 use super::peer_memory::RemotePtr;
 use super::region_keys::pointer;
+use crate::process::Creator;
 
 /// With the value 0, no memory is mapped.
 const VARIABLE: &str = "CROSSTIE_MAP_MEMORY";
@@ -187,6 +188,7 @@ impl PeerMappings {
 struct Mapping {
     base: NonNull<u8>,
     size: usize,
+    creator: Creator,
 }
 
 impl Mapping {
@@ -240,7 +242,7 @@ impl Mapping {
             MAPPINGS.fetch_sub(1, Relaxed);
             return Err(io::ErrorKind::OutOfMemory.into());
         };
-        let mapping = Mapping { base, size };
+        let mapping = Mapping { base, size, creator: Creator::this_process() };
         // A forked child must not access the memory of its parent's peers.
         // SAFETY: advice on our own mapping; it affects only what a fork copies.
         unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontFork)? };
@@ -250,6 +252,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // A forked child does not have the mapping.
+        if !self.creator.is_this_process() {
+            return;
+        }
         // SAFETY: the mapping is ours. Pointers into it are used only by the operation that got them from `PeerMappings::resolve`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
         debug_assert!(unmapped.is_ok());

@@ -6,7 +6,6 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::datapath::{execute, fail_request, opcode};
@@ -15,6 +14,7 @@ use super::error::ExecuteError;
 use super::qp::QpShared;
 use super::state::{DeviceShared, locked};
 use crate::device::{Data, Opcode, QpState, Status, rnr_delay};
+use crate::process::OwnThread;
 use crate::ring::presence;
 
 /// How the rest of the device controls the progress thread.
@@ -31,7 +31,7 @@ pub(super) struct Progress {
 struct ProgressState {
     /// Queue pairs with deferred requests.
     qps: Vec<Arc<QpShared>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
     stop: bool,
     /// Someone wants all queue pairs to be tried again now.
     woken: bool,
@@ -64,7 +64,7 @@ impl Progress {
             let spawned =
                 std::thread::Builder::new().name("crosstie-progress".into()).spawn(move || run(&device));
             match spawned {
-                Ok(thread) => state.thread = Some(thread),
+                Ok(thread) => state.thread = Some(thread.into()),
                 Err(_) => {
                     // Without the thread the request would hang.
                     state.qps.retain(|known| !Arc::ptr_eq(known, qp));
@@ -112,8 +112,7 @@ impl Progress {
         };
         self.changed.notify_one();
         if let Some(thread) = thread {
-            // If the thread panicked, its panic message was printed; closing continues.
-            thread.join().ok();
+            thread.join();
         }
     }
 }

@@ -318,6 +318,9 @@ pub(super) fn create(
 /// Closes a queue pair and removes it. Waits up to [`DROP_TIMEOUT`] for its own peer to leave an operation; a peer that is
 /// still inside then does not hold up the caller: the device removes the queue pair when the peer has left.
 pub(super) fn destroy(qp: &Arc<QpShared>) {
+    if !qp.device.is_of_this_process() {
+        return;
+    }
     // Release, partner: the Acquire load in `Cq::poll`.
     qp.destroyed.store(true, Release);
     qp.epoch.fetch_or(NO_EPOCH, Relaxed);

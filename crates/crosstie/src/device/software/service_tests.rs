@@ -14,6 +14,7 @@ use super::link::Link;
 use super::service::most_peers;
 use crate::device::*;
 use crate::local::socket;
+use crate::local::socket::blocking_files::BlockingFile;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -163,7 +164,10 @@ fn peer_that_sends_files_is_cut_off_and_holds_up_nobody() {
     let hostile = control::connect(&device.address().gid).unwrap();
     let hello = Request { gid: [8; 16], a: MAGIC, ..Request::new(Request::HELLO) };
     let sent = socket::send(&hostile, hello.as_bytes(), &[], &[blocking.file.as_fd()]);
-    drop(blocking.file);
+    let BlockingFile { file, reader } = blocking;
+    // Of a file that was refused, this is the last close.
+    let _reader = sent.is_ok().then_some(reader);
+    drop(file);
     let begun = Instant::now();
     let other = open();
     rc(&other).connect(&rc(&device).address(), &ConnectConfig::default()).unwrap();
@@ -249,4 +253,186 @@ fn peer_that_is_not_visible_is_refused() {
     assert!(refused.to_string().contains("not visible"), "{refused}");
     drop(child.stdin.take());
     child.wait().unwrap();
+}
+
+const FORK_ROLE: &str = "CROSSTIE_FORKING_DEVICE";
+
+/// Runs one of the functions below in a process of its own, which has no other tests: it may fork.
+fn in_a_process(role: &str) {
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "device::software::service_tests::forking_process", "--nocapture"])
+        .env(FORK_ROLE, role)
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}: {}", child.status, String::from_utf8_lossy(&child.stderr));
+}
+
+/// Forks when the tests below start it in a child process; does nothing in an ordinary run.
+#[test]
+fn forking_process() {
+    match std::env::var(FORK_ROLE).as_deref() {
+        Ok("drops") => drop_everything_in_a_forked_child(),
+        Ok("holds") => close_while_a_forked_child_holds_the_descriptors(),
+        _ => {}
+    }
+}
+
+/// Runs `child` in a forked child, which then ends. Returns its process id.
+fn fork(child: impl FnOnce()) -> i32 {
+    // SAFETY: no other thread of this process holds a lock that the child takes.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: plain system calls.
+            unsafe { libc::alarm(15) };
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+            // SAFETY: as above.
+            unsafe { libc::_exit(done.is_err().into()) };
+        }
+        pid => pid,
+    }
+}
+
+fn wait_for(pid: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: the pointer is to a local.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
+}
+
+/// One end of a connection, with its memory.
+struct End {
+    region: Mr,
+    in_place: Mr,
+    cq: Cq,
+    qp: RcQp,
+    others: (UdQp, Srq, Pd, Device),
+}
+
+fn end(memory: &mut [u8]) -> End {
+    let device = open();
+    let pd = device.alloc_pd().unwrap();
+    let region = pd.allocate(8192, Access::ALL).unwrap();
+    region.write(0, b"of the parent").unwrap();
+    // SAFETY: the memory outlives the region, and is not used meanwhile.
+    let in_place = unsafe { pd.register(memory.as_mut_ptr(), memory.len(), Access::ALL) }.unwrap();
+    let cq = device.create_cq(&CqConfig { depth: 64 }).unwrap();
+    let srq = pd.create_srq(&SrqConfig { max_wr: 16, max_sge: 1 }).unwrap();
+    let qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+    let ud = pd.create_ud(&QpConfig::default(), &cq, &cq, None).unwrap();
+    End { region, in_place, cq, qp, others: (ud, srq, pd, device) }
+}
+
+/// A message in each direction, which also deferred requests precede: those have a thread.
+fn exchange(from: &mut End, to: &mut End) {
+    from.qp.post(&SendWr::new(1, SendOp::Send, Data::Inline(b"ping")).signaled()).unwrap();
+    to.qp.post_recv(&RecvWr { wr_id: 2, sges: &[to.region.sge(4096..4200).unwrap()] }).unwrap();
+    let mut ended = Vec::new();
+    until("the message does not arrive", || {
+        for cq in [&mut from.cq, &mut to.cq] {
+            cq.poll(16, |completion| ended.push((completion.wr_id, completion.status))).unwrap();
+        }
+        ended.len() == 2
+    });
+    ended.sort_by_key(|(wr_id, _)| *wr_id);
+    assert_eq!(ended, [(1, Status::Success), (2, Status::Success)]);
+    let mut bytes = [0; 4];
+    to.region.read(4096, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"ping");
+}
+
+fn drop_everything_in_a_forked_child() {
+    let mut memory = [vec![1u8; 4096], vec![2u8; 4096]];
+    let [here, there] = &mut memory;
+    let (mut here, mut there) = (end(here), end(there));
+    here.qp.connect(&there.qp.address(), &ConnectConfig::default()).unwrap();
+    there.qp.connect(&here.qp.address(), &ConnectConfig::default()).unwrap();
+    exchange(&mut here, &mut there);
+    exchange(&mut there, &mut here);
+    let config = crate::delegation::Config::default();
+    let name = format!("forking-{}", std::process::id());
+    let mut server = crate::delegation::Server::<u64, u64>::create(&name, &config).unwrap();
+    let mut client = crate::delegation::Client::<u64, u64>::connect(&name).unwrap();
+    let mut lanes = crate::ipc::Server::<u64, u64>::create(&name, &crate::ipc::Config::default()).unwrap();
+    let mut caller = crate::ipc::Client::<u64, u64>::connect(&name).unwrap();
+    // The drops in the child get everything by value; the parent keeps its own.
+    let child = fork(|| {
+        // Other memory of the child comes to be where the parent has its device.
+        let at = here.region.as_ptr().map_addr(|address| address & !4095);
+        // SAFETY: the child has nothing mapped there.
+        let mine = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            libc::mmap(at.cast(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        assert_eq!(mine, at.cast(), "the child has memory of its parent's device");
+        // SAFETY: just mapped.
+        unsafe { at.write_bytes(7, 4096) };
+        for end in [&mut here, &mut there] {
+            // SAFETY: the child uses none of them afterwards, and ends without dropping them again.
+            drop(unsafe { std::ptr::read(end) });
+        }
+        // SAFETY: as above.
+        drop(unsafe {
+            let servers = (std::ptr::read(&server), std::ptr::read(&lanes));
+            (servers, std::ptr::read(&client), std::ptr::read(&caller))
+        });
+        // SAFETY: mapped above, and by nobody else unmapped.
+        assert_eq!(unsafe { at.add(4095).read() }, 7);
+        // It may have a device of its own.
+        drop(rc(&open()));
+    });
+    assert_eq!(wait_for(child), 0, "the child failed");
+    let mut bytes = [0; 13];
+    here.region.read(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"of the parent");
+    exchange(&mut here, &mut there);
+    exchange(&mut there, &mut here);
+    client.call(&1, ()).unwrap();
+    caller.call(&2, ()).unwrap();
+    let mut served = 0;
+    until("a call is not served", || {
+        (server.poll(), lanes.poll());
+        if let Some(request) = server.recv() {
+            request.reply(&1).unwrap();
+            served += 1;
+        }
+        if let Some(request) = lanes.recv() {
+            request.reply(&1).unwrap();
+            served += 1;
+        }
+        served == 2
+    });
+    drop((here.in_place, there.in_place));
+    drop((here.others, there.others));
+}
+
+#[test]
+fn drops_in_a_forked_child_leave_the_objects_of_its_parent_alone() {
+    in_a_process("drops");
+}
+
+fn close_while_a_forked_child_holds_the_descriptors() {
+    let (device, ending) = (open(), open());
+    let (mut to, mut other, mut from) = (rc(&device), rc(&ending), rc(&ending));
+    // One link in each direction, and nothing else to notice the end by.
+    to.connect(&other.address(), &ConnectConfig::default()).unwrap();
+    other.connect(&to.address(), &ConnectConfig::default()).unwrap();
+    from.connect(&rc(&device).address(), &ConnectConfig::default()).unwrap();
+    let gid = ending.address().gid;
+    // SAFETY: a plain system call.
+    let holder = fork(|| unsafe {
+        libc::pause();
+    });
+    drop((other, from, ending));
+    until("the end was not noticed", || {
+        let is_connected = super::invalid_input_tests::shared(&device).is_peer_connected(&gid);
+        to.state() == QpState::Error && !is_connected
+    });
+    // SAFETY: a child of ours, which was not waited for.
+    unsafe { libc::kill(holder, libc::SIGKILL) };
+    wait_for(holder);
+}
+
+#[test]
+fn peers_notice_that_a_device_is_closed_while_a_forked_child_holds_its_descriptors() {
+    in_a_process("holds");
 }

@@ -2,7 +2,6 @@
 
 use core::time::Duration;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::process::{Resource, getrlimit};
@@ -14,6 +13,7 @@ use super::service::{self, ServiceHandle};
 use super::state::{Allocation, DeviceShared, Region, locked, os};
 use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceCounters, DeviceError, Event};
 use crate::memory::segment::{self, Segment};
+use crate::process::OwnThread;
 use crate::ring::fence;
 
 /// Sizes of a software device.
@@ -48,7 +48,7 @@ pub struct Device {
 #[derive(Debug)]
 pub(super) struct DeviceHandle {
     pub(super) device: Arc<DeviceShared>,
-    service: Option<JoinHandle<()>>,
+    service: Option<OwnThread>,
 }
 
 impl Device {
@@ -83,7 +83,7 @@ impl Device {
                 move || service::run(&device, listener)
             })
             .map_err(os("starting the device's service thread"))?;
-        Ok(Device { handle: Arc::new(DeviceHandle { device, service: Some(thread) }) })
+        Ok(Device { handle: Arc::new(DeviceHandle { device, service: Some(thread.into()) }) })
     }
 
     pub(crate) fn attr(&self) -> &DeviceAttr {
@@ -109,12 +109,14 @@ impl Device {
 
 impl Drop for DeviceHandle {
     fn drop(&mut self) {
+        if !self.device.is_of_this_process() {
+            return;
+        }
         self.device.close();
         self.device.service.wake();
         self.device.progress.stop();
         if let Some(service) = self.service.take() {
-            // If the service thread panicked, its panic message was printed; closing continues.
-            service.join().ok();
+            service.join();
         }
         self.device.abandon_removals();
     }
@@ -232,6 +234,11 @@ impl Mr {
     /// way have ended; returns false if they have not by the deadline.
     fn try_remove(&mut self, deadline: Option<Instant>) -> bool {
         let device = &self.handle.device;
+        if !device.is_of_this_process() {
+            // A forked child has its own copy of memory in place, and none of the other.
+            self.is_removed = true;
+            return true;
+        }
         let mut operations = self.operations.take().unwrap_or_else(|| {
             device.remove_region(self.key);
             if self.memory.is_none() {

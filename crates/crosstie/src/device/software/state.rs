@@ -204,6 +204,11 @@ impl DeviceShared {
         self.closing.load(Acquire)
     }
 
+    /// False in a forked child of the process that opened the device.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.segment.is_of_this_process()
+    }
+
     // Memory.
 
     /// Allocates zeroed memory of the segment.
@@ -216,8 +221,8 @@ impl DeviceShared {
 
     /// Zeroes and frees memory. No peer may still use it, see `quiescence.rs`.
     pub(super) fn free(&self, memory: &Allocation) {
-        // Memory that could not be zeroed is never handed out again.
-        if self.segment.discard(memory.at, memory.len).is_ok() {
+        // A forked child would zero the memory of its parent's device. Memory that could not be zeroed is never handed out again.
+        if self.is_of_this_process() && self.segment.discard(memory.at, memory.len).is_ok() {
             locked(&self.heap).free(memory.at, memory.len);
         }
     }

@@ -11,6 +11,7 @@ use super::path::unreachable_error;
 use super::send_ring::SendRing;
 use super::setup::{DeviceInner, PdInner, Srq, SrqInner, check_limit, creation_error};
 use crate::device::{Access, ConnectConfig, DeviceError, QpAddress, QpConfig, QpState};
+use crate::process::Creator;
 
 /// The transport of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -268,6 +269,10 @@ impl QpInner {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
+        // A forked child would destroy the queue pair of its parent.
+        if !self.pd.device.is_of_this_process() {
+            return;
+        }
         // Drivers remove the completions of a queue pair while they destroy it: no thread may poll at that time.
         let mut closed = LockedCqs::new(&self.send_cq, &self.recv_cq);
         // SAFETY: created in `new`, destroyed once. No `Sender` is left. The pollers of the completion queues use the
@@ -410,11 +415,13 @@ struct ThreadDomain {
     td: *mut ffi::ibv_td,
     /// The parent domain: the protection domain combined with the thread domain. Null if the driver does not support it.
     parent: *mut ffi::ibv_pd,
+    creator: Creator,
 }
 
 impl ThreadDomain {
     fn new(pd: &PdInner) -> ThreadDomain {
-        let mut domain = ThreadDomain { td: ptr::null_mut(), parent: ptr::null_mut() };
+        let mut domain =
+            ThreadDomain { td: ptr::null_mut(), parent: ptr::null_mut(), creator: Creator::this_process() };
         if pd.device.plain {
             return domain;
         }
@@ -443,6 +450,10 @@ impl ThreadDomain {
 
 impl Drop for ThreadDomain {
     fn drop(&mut self) {
+        // A forked child would free the domain of its parent.
+        if !self.creator.is_this_process() {
+            return;
+        }
         // SAFETY: created in `new`, freed once, after the queue pair that used them and before the protection domain.
         unsafe {
             if !self.parent.is_null() {

@@ -192,6 +192,10 @@ impl CqInner {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
+        // A forked child would destroy the queue of its parent.
+        if !self.device.is_of_this_process() {
+            return;
+        }
         // SAFETY: created in `Cq::new`, destroyed once, the queue before its channel; its queue pairs held this Arc, so
         // they are gone. All events were acknowledged when they were taken.
         unsafe {

@@ -366,6 +366,10 @@ impl UdQp {
         let AhProvider::Verbs(ah) = &to.provider else {
             return Err(PostError::Invalid("the address handle belongs to another device"));
         };
+        // Drivers take a handle for one of their own, without a check.
+        if !Arc::ptr_eq(&ah.inner.pd.device, &self.sender.inner.pd.device) {
+            return Err(PostError::Invalid("the address handle belongs to another device"));
+        }
         if !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
             return Err(PostError::Invalid("a datagram can only be SEND or SEND+IMM"));
         }

@@ -21,7 +21,8 @@
 //! Memory of [`Pd::register`](super::Pd::register) is the caller's. On Linux before 5.12, a fork followed by a write to a page
 //! of it gives the parent a new page, while the device keeps accessing the old one. Programs that fork on such kernels set
 //! `RDMAV_FORK_SAFE=1` in the environment, which has the effect of `ibv_fork_init`; it makes registering slower. Newer
-//! kernels copy registered pages for the child, and need nothing. A forked child must use none of its parent's devices.
+//! kernels copy registered pages for the child, and need nothing. A forked child must use none of its parent's devices; it may drop
+//! them, which does nothing.
 //!
 //! Hardware reports the overrun of a completion queue by an event only: the program has to call
 //! [`Device::wait_event`](super::Device::wait_event). After that, [`Cq::poll`](super::Cq::poll) reports it too.

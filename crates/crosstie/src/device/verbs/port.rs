@@ -11,6 +11,12 @@ pub(super) struct Identity {
 }
 
 impl Identity {
+    /// What a port that is active says about itself. `mtu` is its code.
+    pub(super) fn set_port(&mut self, lid: u16, mtu: u32) {
+        self.address.lid = lid;
+        self.address.mtu = u8::try_from(mtu).unwrap_or(1).clamp(1, 5);
+    }
+
     pub(super) fn set_gid(&mut self, gid: &Gid) {
         self.gid_index = gid.index;
         self.address.gid = gid.address.octets();
@@ -49,5 +55,28 @@ pub(super) fn find_gid(gids: &[Gid], chosen: Option<u8>, is_infiniband: bool) ->
         // On InfiniBand, the first GID is the port's own.
         None if is_infiniband => gids.iter().min_by_key(|gid| (gid.kind != GidKind::InfiniBand, gid.index)),
         None => discovery::choose_gid(gids),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identity_follows_the_lid_and_the_mtu_of_the_port() {
+        let address = DeviceAddress {
+            provider: DeviceAddress::VERBS,
+            link_layer: 1,
+            mtu: 5,
+            reserved: 0,
+            lid: 4,
+            reserved2: 0,
+            gid: [1; 16],
+        };
+        let mut identity = Identity { address, gid_index: 0 };
+        for (lid, mtu, expected) in [(9, 4, 4), (9, 0, 1), (9, 77, 5), (9, u32::MAX, 1)] {
+            identity.set_port(lid, mtu);
+            assert_eq!((identity.address.lid, identity.address.mtu), (lid, expected));
+        }
     }
 }

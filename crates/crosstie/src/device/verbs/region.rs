@@ -9,6 +9,7 @@ use rdma_mummy_sys as ffi;
 use super::os_error;
 use super::setup::{Pd, PdInner};
 use crate::device::{Access, DeviceError};
+use crate::process::Creator;
 
 impl Pd {
     pub(crate) fn allocate(&self, len: usize, access: Access) -> Result<Mr, DeviceError> {
@@ -68,20 +69,21 @@ impl Pd {
         }
         // SAFETY: the call that returned it filled the structure in; it lives until the region is deregistered.
         let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
-        Ok(Mr { mr, start, lkey, rkey, memory: None, _pd: self.inner.clone() })
+        Ok(Mr { mr, start, lkey, rkey, memory: None, pd: self.inner.clone() })
     }
 }
 
 /// A registered region.
 #[derive(Debug)]
 pub(crate) struct Mr {
+    /// Null once it is deregistered.
     mr: *mut ffi::ibv_mr,
     start: *mut u8,
     lkey: u32,
     rkey: u32,
     /// Memory that we allocated; unmapped after `drop` has deregistered it.
     memory: Option<Mapping>,
-    _pd: Arc<PdInner>,
+    pd: Arc<PdInner>,
 }
 
 // SAFETY: the handle is used for deregistration only, which any thread may do; the memory is not accessed through it.
@@ -103,12 +105,31 @@ impl Mr {
     }
 }
 
+impl Mr {
+    /// Deregisters the memory. If the driver refuses, the device may still access it: then the region is handed back.
+    pub(crate) fn deregister(mut self) -> Result<(), Mr> {
+        if self.try_deregister() { Ok(()) } else { Err(self) }
+    }
+
+    fn try_deregister(&mut self) -> bool {
+        // In a forked child the region is still its parent's.
+        if self.mr.is_null() || !self.pd.device.is_of_this_process() {
+            return true;
+        }
+        // SAFETY: registered in `register`, and not deregistered: then it is null.
+        let is_done = unsafe { ffi::ibv_dereg_mr(self.mr) } == 0;
+        if is_done {
+            self.mr = ptr::null_mut();
+        }
+        is_done
+    }
+}
+
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: registered in `register`, deregistered once.
-        let rc = unsafe { ffi::ibv_dereg_mr(self.mr) };
-        debug_assert_eq!(rc, 0, "deregister memory");
-        if rc != 0 {
+        let is_done = self.try_deregister();
+        debug_assert!(is_done, "deregister memory");
+        if !is_done {
             // The device may still access the pages, so they are leaked rather than reused.
             core::mem::forget(self.memory.take());
         }
@@ -120,6 +141,7 @@ impl Drop for Mr {
 struct Mapping {
     start: *mut u8,
     len: usize,
+    creator: Creator,
 }
 
 impl Mapping {
@@ -131,7 +153,7 @@ impl Mapping {
             mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }
         .map_err(failed)?;
-        let mapping = Mapping { start: start.cast(), len };
+        let mapping = Mapping { start: start.cast(), len, creator: Creator::this_process() };
         // A forked child must not share these pages copy-on-write with the device.
         // SAFETY: the range is the mapping.
         unsafe { madvise(start, len, Advice::LinuxDontFork) }.map_err(failed)?;
@@ -146,6 +168,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // A forked child does not have the mapping.
+        if !self.creator.is_this_process() {
+            return;
+        }
         // SAFETY: mapped in `new`; the region that used it is deregistered.
         let unmapped = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "unmap a mapping of our own");

@@ -20,6 +20,7 @@ use super::port::{Identity, find_gid, link_rate};
 use crate::device::{
     Access, CqConfig, DeviceAddress, DeviceAttr, DeviceError, Event, PostError, QpConfig, RecvWr, SrqConfig,
 };
+use crate::process::Creator;
 
 /// Limit on scatter/gather entries per request, whatever the device supports: the list is on the stack.
 pub(super) const MAX_SGE: usize = 32;
@@ -49,6 +50,7 @@ pub(super) struct DeviceInner {
     pub(super) plain: bool,
     /// Soft-RoCE: its driver has bugs in parts of the newer calls, see docs/decisions/verbs-bindings.md.
     pub(super) soft_roce: bool,
+    creator: Creator,
 }
 
 // SAFETY: the calls of libibverbs may be made from any thread; the other fields do not change after `open`, or have a lock.
@@ -56,8 +58,18 @@ unsafe impl Send for DeviceInner {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceInner {}
 
+impl DeviceInner {
+    /// False in a forked child of the process that opened the device.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.creator.is_this_process()
+    }
+}
+
 impl Drop for DeviceInner {
     fn drop(&mut self) {
+        if !self.is_of_this_process() {
+            return;
+        }
         // SAFETY: opened in `open`, closed once; every object created from it held this Arc.
         let rc = unsafe { ffi::ibv_close_device(self.context) };
         debug_assert_eq!(rc, 0, "close device");
@@ -109,6 +121,7 @@ impl Device {
             max_srq_sge: 0,
             plain: std::env::var_os("CROSSTIE_VERBS").is_some_and(|v| v == "plain"),
             soft_roce: false,
+            creator: Creator::this_process(),
         };
         let missing = |reason: String| DeviceError::NoSuchDevice { name: name.to_owned(), reason };
 
@@ -142,11 +155,10 @@ impl Device {
             )));
         }
 
-        let mtu = u8::try_from(link.active_mtu).unwrap_or(1).clamp(1, 5);
         let identity = inner.identity.get_mut().unwrap_or_else(PoisonError::into_inner);
         identity.address.link_layer = if link.link_layer == ffi::IBV_LINK_LAYER_ETHERNET { 2 } else { 1 };
-        identity.address.mtu = mtu;
-        identity.address.lid = link.lid;
+        identity.set_port(link.lid, link.active_mtu);
+        let mtu = identity.address.mtu;
         let is_infiniband = identity.address.link_layer == 1;
         let gids = discovery::gids(name, port);
         let gid = find_gid(&gids, gid_index, is_infiniband).ok_or_else(|| match gid_index {
@@ -303,6 +315,10 @@ unsafe impl Sync for PdInner {}
 
 impl Drop for PdInner {
     fn drop(&mut self) {
+        // A forked child would free the domain of its parent.
+        if !self.device.is_of_this_process() {
+            return;
+        }
         // SAFETY: allocated in `alloc_pd`, freed once; every object created from it held this Arc.
         let rc = unsafe { ffi::ibv_dealloc_pd(self.pd) };
         debug_assert_eq!(rc, 0, "free protection domain");
@@ -360,7 +376,7 @@ impl Pd {
             return Err(unreachable_error(to, &error)
                 .unwrap_or(DeviceError::Os { what: "resolve an address", source: error }));
         }
-        Ok(Ah { inner: Arc::new(AhInner { ah, address: *to, _pd: self.inner.clone() }) })
+        Ok(Ah { inner: Arc::new(AhInner { ah, address: *to, pd: self.inner.clone() }) })
     }
 }
 
@@ -398,6 +414,10 @@ unsafe impl Sync for SrqInner {}
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
+        // A forked child would destroy the queue of its parent.
+        if !self.pd.device.is_of_this_process() {
+            return;
+        }
         // SAFETY: created in `create_srq`, destroyed once; queue pairs on it held this Arc.
         let rc = unsafe { ffi::ibv_destroy_srq(self.srq) };
         debug_assert_eq!(rc, 0, "destroy shared receive queue");
@@ -414,7 +434,7 @@ pub(crate) struct Ah {
 pub(super) struct AhInner {
     pub(super) ah: *mut ffi::ibv_ah,
     address: DeviceAddress,
-    _pd: Arc<PdInner>,
+    pub(super) pd: Arc<PdInner>,
 }
 
 // SAFETY: an address handle does not change after its creation; libibverbs accepts it from any thread.
@@ -430,6 +450,10 @@ impl Ah {
 
 impl Drop for AhInner {
     fn drop(&mut self) {
+        // A forked child would destroy the handle of its parent.
+        if !self.pd.device.is_of_this_process() {
+            return;
+        }
         // SAFETY: created in `create_ah`, destroyed once; requests that use it hold this Arc.
         let rc = unsafe { ffi::ibv_destroy_ah(self.ah) };
         debug_assert_eq!(rc, 0, "destroy address handle");
@@ -437,10 +461,19 @@ impl Drop for AhInner {
 }
 
 impl DeviceInner {
-    /// How peers reach the port now. An interface that was down may come back with other addresses, so the GIDs are read anew
-    /// when the GID in use is no longer in the port's table. While the port has no GID at all, the last one is returned.
+    /// How peers reach the port now. A subnet manager may give an InfiniBand port another LID at any time, and the MTU of an interface may
+    /// change. An interface that was down may come back with other addresses, so the GIDs are read anew when the GID in use is no longer in
+    /// the port's table. While the port is down, or has no GID at all, the last ones are returned.
     pub(super) fn identity(&self) -> Identity {
         let mut identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the structure consists of integers, for which zero is valid.
+        let mut link: ffi::ibv_port_attr = unsafe { core::mem::zeroed() };
+        // SAFETY: the context is open and `link` is a valid output pointer.
+        if unsafe { ffi::ibv_query_port(self.context, self.port, &mut link) } == 0
+            && link.state == ffi::ibv_port_state::IBV_PORT_ACTIVE
+        {
+            identity.set_port(link.lid, link.active_mtu);
+        }
         let mut current = ffi::ibv_gid { raw: [0; 16] };
         // SAFETY: the context is open and `current` is a valid output pointer.
         let rc =
