@@ -106,7 +106,7 @@ struct Survivor {
 /// How a victim is connected, and what it sends.
 #[derive(Clone, Copy, Debug, Default)]
 struct Setup {
-    /// Its receives come from the shared receive queue.
+    /// Its receives come from the shared receive queue, those for datagrams, too.
     shared: bool,
     /// Its receives complete in a completion queue that no other queue pair uses.
     exclusive: bool,
@@ -252,7 +252,7 @@ impl Survivor {
         let config = QpConfig { max_recv_wr: OWN_RECEIVES as u32, ..QpConfig::default() };
         let shared = setup.shared;
         let (qp, cq) = self.queue_pair(setup)?;
-        let ud = self.pd.create_ud(&config, &self.cq, &self.cq, None)?;
+        let ud = self.pd.create_ud(&config, &self.cq, &self.cq, shared.then_some(&self.srq))?;
         let input = child.stdin.take().ok_or("no stdin")?;
         let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
         let (out, ud_out) = (HashSet::new(), HashSet::new());
@@ -284,7 +284,7 @@ impl Survivor {
             })?;
             victim.out.insert(self.next_wr);
         }
-        while (victim.ud_out.len() as u64) < OWN_RECEIVES {
+        while !victim.shared && (victim.ud_out.len() as u64) < OWN_RECEIVES {
             self.next_wr += 1;
             victim.ud.post_recv(&RecvWr {
                 wr_id: self.next_wr,
@@ -419,9 +419,9 @@ impl Survivor {
                 c.status == Status::Success
             } else if c.qp_num == self.steady_near.qp_num() {
                 c.status == Status::Success && c.imm == Some(77) && self.srq_out.remove(&c.wr_id)
-            } else if c.qp_num == victim.ud.qp_num() {
+            } else if c.qp_num == victim.ud.qp_num() && !victim.shared {
                 victim.ud_out.remove(&c.wr_id)
-            } else if c.qp_num == victim.qp.qp_num() && victim.shared {
+            } else if [victim.qp.qp_num(), victim.ud.qp_num()].contains(&c.qp_num) && victim.shared {
                 self.srq_out.remove(&c.wr_id)
             } else {
                 c.qp_num == victim.qp.qp_num() && victim.out.remove(&c.wr_id)

@@ -235,7 +235,7 @@ impl<T> Deref for SharedRef<T> {
 pub(crate) struct SharedSlice<T> {
     first: NonNull<T>,
     len: usize,
-    /// `len - 1`, for [`ring`](SharedSlice::ring).
+    /// For [`ring`](SharedSlice::ring): less than `len`, whatever that is.
     mask: usize,
     memory: Arc<dyn Send + Sync>,
 }
@@ -265,21 +265,18 @@ unsafe impl<T> Send for SharedSlice<T> {}
 unsafe impl<T> Sync for SharedSlice<T> {}
 
 impl<T: Shared> SharedSlice<T> {
-    /// The `len` elements at `offset`. None if they are not inside of the segment or not aligned.
+    /// The `len` elements at `offset`. None if there are none, or if they are not inside of the segment or not aligned.
     pub(crate) fn new(segment: &Arc<Segment>, offset: u64, len: usize) -> Option<SharedSlice<T>> {
+        let mask = ring_mask(len)?;
         let size = (len as u64).checked_mul(size_of::<T>() as u64)?;
         let first = segment.bytes(offset, size)?.cast::<T>();
-        first.is_aligned().then(|| SharedSlice {
-            first,
-            len,
-            mask: len.wrapping_sub(1),
-            memory: segment.clone(),
-        })
+        first.is_aligned().then(|| SharedSlice { first, len, mask, memory: segment.clone() })
     }
 
     /// `len` zeroed elements in memory of this process, which no peer can write. The kernel allocates a page when it is
     /// first touched.
     pub(crate) fn private(len: usize) -> io::Result<SharedSlice<T>> {
+        let mask = ring_mask(len).ok_or(io::ErrorKind::InvalidInput)?;
         let size = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing object.
@@ -294,7 +291,7 @@ impl<T: Shared> SharedSlice<T> {
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         // A mapping begins at a page, so it is aligned for every `Shared` type.
         let memory = Arc::new(PrivateMemory { base, size });
-        Ok(SharedSlice { first: base.cast(), len, mask: len.wrapping_sub(1), memory })
+        Ok(SharedSlice { first: base.cast(), len, mask, memory })
     }
 
     /// The number of elements.
@@ -311,14 +308,19 @@ impl<T: Shared> SharedSlice<T> {
         unsafe { core::slice::from_raw_parts(self.first.add(start).as_ptr(), len) }
     }
 
-    /// The element at `position` modulo the length, which must be a power of two.
+    /// The element at `position` modulo the length, which must be a power of two; otherwise it is some other element.
     #[inline]
     pub(crate) fn ring(&self, position: u64) -> &T {
         debug_assert!(self.len.is_power_of_two());
         let index = position as usize & self.mask;
-        // SAFETY: `index < len`, because `len` is a power of two; otherwise as for `SharedRef::deref`.
+        // SAFETY: `index <= mask < len` (`ring_mask`); otherwise as for `SharedRef::deref`.
         unsafe { self.first.add(index).as_ref() }
     }
+}
+
+/// One less than the largest power of two that is not greater than `len`. None if `len` is zero.
+fn ring_mask(len: usize) -> Option<usize> {
+    Some((1 << len.checked_ilog2()?) - 1)
 }
 
 impl<T> Clone for SharedSlice<T> {

@@ -21,6 +21,8 @@ const ENTRIES: usize = 16;
 const FROM_PEER: u8 = 0xAA;
 const OURS: u8 = 0x55;
 const PAGE: usize = 4096;
+/// The key of datagrams.
+const QKEY: u32 = 7;
 /// The two messages of a peer that is single-stepped during the second one.
 const STEPS: [&[u8]; 2] = [b"before the steps", b"a message that was posted in single steps, 48 by"];
 
@@ -34,6 +36,7 @@ pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("reset_fails_while_the_peer_is_inside_and_works_afterwards", reset_of_a_stopped_peer),
     ("create_rc_succeeds_while_a_producer_is_stopped_anywhere_in_a_post", stopped_producer),
     ("completions_of_others_arrive_while_a_producer_is_stopped_anywhere_in_a_post", stopped_beside_others),
+    ("datagrams_of_others_arrive_while_a_sender_is_stopped_anywhere_in_a_post", stopped_datagram_sender),
 ];
 
 // ------------------------------------------------------------------------------------------------------- the tests
@@ -396,6 +399,110 @@ fn stopped_beside_others(random: &mut Random) -> Fallible {
     check(received_late > 2, "the peer was never stopped before its entry: the test shows nothing")
 }
 
+/// A datagram sender is stopped at each instruction of a post. Meanwhile another sender goes on, over several rounds of the ring, and the
+/// queue pair fails: each receive is flushed once, but not the one that the stopped sender has taken, before this sender has left.
+fn stopped_datagram_sender(random: &mut Random) -> Fallible {
+    const RECEIVES: u64 = 4;
+    let node = Node::new(1 << 30)?;
+    let region = node.pd.allocate(PAGE, Access::ALL)?;
+    let rc = node.pd.create_rc(&QpConfig::default(), &node.cq()?, &node.cq()?, None)?;
+    let (mut peer, mut step, mut stops, mut inside) = (Peer::start()?, 1, 0, 0);
+    loop {
+        let mut cq = node.device.create_cq(&CqConfig { depth: RECEIVES as u32 })?;
+        let mut send_cq = node.cq()?;
+        let config = QpConfig { max_recv_wr: RECEIVES as u32, ..QpConfig::default() };
+        let mut qp = node.pd.create_ud(&config, &send_cq, &cq, None)?;
+        qp.activate(QKEY)?;
+        let mut other = node.pd.create_ud(&config, &send_cq, &send_cq, None)?;
+        other.activate(QKEY)?;
+        let at = |wr_id: u64| wr_id as usize * 512..wr_id as usize * 512 + 512;
+        for wr_id in 0..RECEIVES {
+            qp.post_recv(&RecvWr { wr_id, sges: &[region.sge(at(wr_id))?] })?;
+        }
+        let info =
+            ConnectInfo { qp: QpAddress { qp_num: qp.qp_num(), ..rc.address() }, memory: region.remote() };
+        peer.introduce(&info, "datagram")?;
+        peer.order("step")?;
+        let pid = peer.child.id();
+        let executed = trace::step(pid, step)?;
+        let is_stopped_inside = executed == step;
+        // What has arrived: which receive, its status, and the message.
+        let mut seen: Vec<(u64, Status, Vec<u8>)> = Vec::new();
+        let mut poll = |cq: &mut Cq, seen: &mut Vec<(u64, Status, Vec<u8>)>| {
+            let polled = cq.poll(16, |c| {
+                let mut bytes = vec![0; (c.byte_len as usize).saturating_sub(UdQp::GRH)];
+                region.read(at(c.wr_id).start + UdQp::GRH, &mut bytes).unwrap();
+                seen.push((c.wr_id, c.status, bytes));
+            });
+            assert!(polled.is_ok(), "step {step}: {polled:?}");
+        };
+        let ah = node.pd.create_ah(&node.device.address())?;
+        let mut arrived = 0;
+        for round in 0..40 {
+            let wr = SendWr::new(1, SendOp::Send, Data::Inline(b"other")).signaled();
+            other.post(&ah, qp.qp_num(), QKEY, &wr)?;
+            wait_for("the other sender's completion", || {
+                send_cq.poll(1, |_| {}).is_ok_and(|count| count > 0)
+            })?;
+            wait_for("a datagram of the other sender", || {
+                if round % 2 == 0 {
+                    cq.wait(Duration::from_millis(100)).ok();
+                }
+                poll(&mut cq, &mut seen);
+                seen.iter().any(|(_, _, bytes)| bytes == b"other")
+            })?;
+            for (wr_id, status, bytes) in seen.drain(..) {
+                check(status == Status::Success, (step, wr_id, status))?;
+                check(bytes == b"other" || STEPS.contains(&&bytes[..]), (step, &bytes))?;
+                arrived += u32::from(bytes != b"other");
+                qp.post_recv(&RecvWr { wr_id, sges: &[region.sge(at(wr_id))?] })?;
+            }
+        }
+        qp.fail()?;
+        // At most one receive is left to the stopped sender, and at most one message of it has not arrived.
+        wait_for("the flush", || {
+            poll(&mut cq, &mut seen);
+            seen.len() as u64 >= RECEIVES - 1
+        })?;
+        if is_stopped_inside {
+            trace::resume(pid)?;
+            trace::step(pid, 0)?;
+        }
+        trace::resume(pid)?;
+        peer.expect("Success")?;
+        wait_for("the last receive", || {
+            poll(&mut cq, &mut seen);
+            seen.len() as u64 >= RECEIVES
+        })?;
+        // Nothing completes twice.
+        (0..100).for_each(|_| poll(&mut cq, &mut seen));
+        let mut ids: Vec<u64> = seen.iter().map(|(wr_id, ..)| *wr_id).collect();
+        ids.sort_unstable();
+        check(ids == [0, 1, 2, 3], (step, &seen))?;
+        for (_, status, bytes) in &seen {
+            let is_late = *status == Status::Success && STEPS.contains(&&bytes[..]);
+            check(is_late || *status == Status::Flushed, (step, &seen))?;
+            inside += u32::from(is_late);
+            arrived += u32::from(is_late);
+        }
+        check((1..=2).contains(&arrived), (step, arrived))?;
+        drop((qp, other));
+        peer.order("again")?;
+        stops += 1;
+        if !is_stopped_inside {
+            break;
+        }
+        step += if std::env::var_os("CROSSTIE_STRESS_SECONDS").is_some() { 1 } else { 5 + random.below(30) };
+    }
+    println!(
+        "a datagram post of {step} instructions: {stops} stops, {inside} messages were completed after the failure"
+    );
+    check(
+        inside > 1,
+        "the sender was never stopped between taking a receive and completing it: the test shows nothing",
+    )
+}
+
 // -------------------------------------------------------------------------------------------------------- our side
 
 struct Node {
@@ -410,8 +517,12 @@ impl Node {
         Ok(Node { device, pd })
     }
 
+    fn cq(&self) -> Fallible<Cq> {
+        Ok(self.device.create_cq(&CqConfig::default())?)
+    }
+
     fn connect(&self, peer: &mut Peer, region: &Mr) -> Fallible<RcQp> {
-        let cq = self.device.create_cq(&CqConfig::default())?;
+        let cq = self.cq()?;
         let mut qp = self.pd.create_rc(&QpConfig::default(), &cq, &cq, None)?;
         peer.connect(&mut qp, region)?;
         Ok(qp)
@@ -465,13 +576,19 @@ impl Peer {
 
     /// Connects `qp` to a new queue pair of the peer, which will write to `region`.
     fn connect(&mut self, qp: &mut RcQp, region: &Mr) -> Fallible {
-        let info = ConnectInfo { qp: qp.address(), memory: region.remote() };
+        let theirs =
+            self.introduce(&ConnectInfo { qp: qp.address(), memory: region.remote() }, "connected")?;
+        qp.connect(&theirs, &ConnectConfig::default())?;
+        Ok(())
+    }
+
+    /// Tells the peer what it will send to: a connected queue pair, or a datagram queue pair. Returns the address of its queue pair.
+    fn introduce(&mut self, info: &ConnectInfo, kind: &str) -> Fallible<QpAddress> {
         self.input.write_all(info.as_bytes())?;
         let mut theirs = [0; size_of::<QpAddress>()];
         self.output.read_exact(&mut theirs)?;
-        let theirs = QpAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
-        qp.connect(&theirs, &ConnectConfig::default())?;
-        Ok(())
+        self.order(kind)?;
+        Ok(QpAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?)
     }
 
     fn order(&mut self, order: &str) -> Fallible {
@@ -591,10 +708,19 @@ pub(crate) fn run_peer(_: &[String]) -> Fallible {
         let mut cq = device.create_cq(&CqConfig::default())?;
         let config = QpConfig { max_send_sge: ENTRIES as u32, ..QpConfig::default() };
         let mut qp = pd.create_rc(&config, &cq, &cq, None)?;
+        let mut datagrams = pd.create_ud(&QpConfig::default(), &cq, &cq, None)?;
+        datagrams.activate(QKEY)?;
         std::io::stdout().write_all(qp.address().as_bytes())?;
         std::io::stdout().flush()?;
-        qp.connect(&to.qp, &quick)?;
         let mut order = String::new();
+        input.read_line(&mut order)?;
+        let ah = match order.trim() {
+            "datagram" => Some(pd.create_ah(&to.qp.device)?),
+            _ => None,
+        };
+        if ah.is_none() {
+            qp.connect(&to.qp, &quick)?;
+        }
         loop {
             order.clear();
             if input.read_line(&mut order)? == 0 {
@@ -603,16 +729,27 @@ pub(crate) fn run_peer(_: &[String]) -> Fallible {
             let chunk = LARGE / ENTRIES;
             let large: Vec<Sge<'_>> =
                 (0..ENTRIES).map(|i| source.sge(i * chunk..(i + 1) * chunk)).collect::<Result<_, _>>()?;
-            match order.trim() {
-                "large" => {
+            match (order.trim(), &ah) {
+                ("large", _) => {
                     let op = SendOp::Write(to.memory.at(0));
                     qp.post(&SendWr::new(1, op, Data::Regions(&large)).signaled())?;
                 }
-                "small" => {
+                ("small", _) => {
                     let op = SendOp::Write(to.memory.at(0));
                     qp.post(&SendWr::new(2, op, Data::Inline(b"small")).signaled())?;
                 }
-                "step" => {
+                ("step", Some(ah)) => {
+                    let mut post = |message| {
+                        let wr = SendWr::new(3, SendOp::Send, Data::Inline(message)).signaled();
+                        datagrams.post(ah, to.qp.qp_num, QKEY, &wr)
+                    };
+                    post(STEPS[0])?;
+                    wait_for("the first datagram", || cq.poll(1, |_| {}).is_ok_and(|count| count > 0))?;
+                    trace::stop_here();
+                    post(STEPS[1])?;
+                    trace::stop_here();
+                }
+                ("step", None) => {
                     let wr = |i: usize| {
                         let op = SendOp::WriteImm(to.memory.at(1024 * i as u64), i as u32);
                         SendWr::new(3, op, Data::Inline(STEPS[i]))
@@ -623,8 +760,8 @@ pub(crate) fn run_peer(_: &[String]) -> Fallible {
                     qp.post(&wr(1).signaled())?;
                     trace::stop_here();
                 }
-                "again" => break,
-                other => return Err(format!("unknown order {other:?}").into()),
+                ("again", _) => break,
+                (other, _) => return Err(format!("unknown order {other:?}").into()),
             }
             let mut status = None;
             wait_for("a completion", || {

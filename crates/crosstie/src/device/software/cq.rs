@@ -4,24 +4,23 @@
 //!
 //! - the lanes of connections (`lane.rs`), in which receives complete: the *hot* ones, at most [`MAX_HOT`], in every poll, all
 //!   others when their writers say so (`ring/ready_set.rs`);
-//! - the ring (`cq_ring.rs`), for everything else: send requests, datagrams, and markers of the service thread.
+//! - the ring (`cq_ring.rs`), for everything else: send requests and datagrams;
+//! - notices of the service thread ([`Notice`]), for receives that have no entry of their own: those of a queue pair in ERR, and those
+//!   that a datagram sender had taken when it died. Notices are in private memory and take no room in the ring.
 //!
 //! The completions of one queue pair's sends are in order, and those of its receives. There is no order between queue pairs.
 //!
-//! Entries come from peers, so every field is checked against the queue pairs that use this queue. Markers make the poller complete
-//! receives that have no entry of their own: those of a queue pair in ERR (`Flush`) and those that a dead datagram sender had taken
-//! (`Reclaim`).
+//! Entries come from peers, so every field is checked against the queue pairs that use this queue.
 
-use core::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use core::time::Duration;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::cq_lanes::{HotLane, MAX_HOT, Member};
 use super::cq_ring::CqRing;
 use super::layout::{
-    CQES_AT, CqHeader, Cqe, CqeKind, MAX_DATAGRAM_SENDERS, QpNum, RequestWord, ResultWord, SubjectWord,
-    short_epoch, taker_of_datagram_sender, taker_of_qp,
+    CQES_AT, CqHeader, Cqe, CqeKind, QpNum, RequestWord, ResultWord, SubjectWord, short_epoch, taker_of_qp,
 };
 use super::qp::{QpShared, RecvSource};
 use super::setup::{Device, DeviceHandle};
@@ -30,6 +29,7 @@ use super::state::{Allocation, DeviceShared, check_limit, locked};
 use crate::device::InlineData;
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::segment::SharedRef;
+use crate::ring::notices::Notices;
 use crate::ring::stalled::{MAX_STALLED, StalledPositions};
 use crate::wait::{self, WaitStrategy};
 
@@ -37,6 +37,9 @@ use crate::wait::{self, WaitStrategy};
 pub(super) const POLLS_PER_HOLE_CHECK: u32 = 64;
 /// Empty polls between two looks whether entries are reserved at all: this takes the cache line of `head` from the producers.
 const POLLS_PER_HEAD_CHECK: u32 = 1024;
+/// Polls, empty or not, between two looks at everything that has no place in lanes and ring: lanes that are never empty do not keep
+/// notices, queue pairs that were added, and entries behind a stopped producer waiting.
+const POLLS_PER_FULL_CHECK: u32 = 256;
 /// The longest wait without such a look.
 const HOLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The same, while an entry is reserved and not published.
@@ -48,26 +51,37 @@ pub(super) struct CqShared {
     pub(super) device: Arc<DeviceShared>,
     pub(super) ring: CqRing,
     memory: Allocation,
-    /// Queue pairs that were added or removed, for the poller. `None` once the poller is gone, so that queue pairs and queue
-    /// do not keep each other alive.
-    changes: Mutex<Option<Vec<QpChange>>>,
-    /// Number of changes so far.
-    pub(super) version: AtomicU32,
+    pub(super) notices: Notices<Notice>,
 }
 
-/// A change that the poller has to learn of.
+/// What the poller has to learn of, beside entries.
 #[derive(Debug)]
-enum QpChange {
+pub(super) enum Notice {
+    /// A queue pair uses this queue from now on.
     Added(Arc<QpShared>),
+    /// A queue pair is gone; it has no entry in the ring at or behind the position of the notice.
     Removed(RemovedQp),
+    /// The peer of this queue pair, which is in ERR, completes no more receives: the remaining ones are flushed, unless the queue pair
+    /// was reset since, and is in another epoch.
+    Flush { qp: Arc<QpShared>, epoch: u64 },
+    /// Receives that nobody will complete. If several queues have a notice of them, the last one whose notice is due returns them, with
+    /// completions of one of its own queue pairs.
+    Return { returned: Arc<ReturnedRecvs>, qp_num: u32 },
+}
+
+/// Receives of a shared receive queue that the poller returns to the program, if they have not completed by the time when it has read what
+/// their takers published. They were collected when the takers were gone, so it does not matter who has a taker's number since.
+#[derive(Debug)]
+pub(super) struct ReturnedRecvs {
+    pub(super) queue: Arc<SharedRecvQueue>,
+    pub(super) taken: Vec<TakenSlot>,
+    pub(super) status: Status,
 }
 
 /// A queue pair that is gone. No peer is inside an operation on it.
 #[derive(Debug)]
 pub(super) struct RemovedQp {
     pub(super) qp: Arc<QpShared>,
-    /// It has no entry in the ring at or behind this position.
-    pub(super) position: u64,
     /// The receives of a shared receive queue that its peer had taken. The next queue pair with the same index can take others before
     /// the poller learns of the removal.
     pub(super) taken: Vec<TakenSlot>,
@@ -81,7 +95,7 @@ impl CqShared {
 
     /// Adds a queue pair whose completions will arrive here.
     pub(super) fn add_qp(&self, qp: &Arc<QpShared>) {
-        self.record_change(QpChange::Added(qp.clone()));
+        self.post_notice(Notice::Added(qp.clone()));
     }
 
     /// Removes a queue pair whose peer is not inside an operation.
@@ -90,16 +104,16 @@ impl CqShared {
             RecvSource::Shared(queue) => queue.taken_by(taker_of_qp(qp.num)),
             _ => Vec::new(),
         };
-        let position = self.ring.header.head.word.load(Acquire);
-        self.record_change(QpChange::Removed(RemovedQp { qp: qp.clone(), position, taken }));
+        self.post_notice(Notice::Removed(RemovedQp { qp: qp.clone(), taken }));
     }
 
-    fn record_change(&self, change: QpChange) {
-        if let Some(changes) = &mut *locked(&self.changes) {
-            changes.push(change);
+    /// Posts a notice behind everything that has been reserved in the ring.
+    pub(super) fn post_notice(&self, notice: Notice) {
+        let must_wake = matches!(notice, Notice::Flush { .. } | Notice::Return { .. });
+        self.notices.post(&self.ring.header.head.word, notice);
+        if must_wake {
+            self.ring.header.parker.wake();
         }
-        // Release, partner: the Acquire loads of `version` in `Cq`.
-        self.version.fetch_add(1, Release);
     }
 }
 
@@ -119,14 +133,8 @@ impl Device {
         let no_memory = || DeviceError::Exhausted { what: "device memory" };
         let header: SharedRef<CqHeader> = SharedRef::new(&device.segment, memory.at).ok_or_else(no_memory)?;
         header.depth.store(depth, Relaxed);
-        let ring = CqRing::new(&device.segment, memory.at).ok_or_else(no_memory)?;
-        let shared = CqShared {
-            device: device.clone(),
-            ring,
-            memory,
-            changes: Mutex::new(Some(Vec::new())),
-            version: AtomicU32::new(0),
-        };
+        let ring = CqRing::with_depth(&device.segment, memory.at, depth).ok_or_else(no_memory)?;
+        let shared = CqShared { device: device.clone(), ring, memory, notices: Notices::new() };
         Ok(Cq {
             stalled: StalledPositions::new(shared.ring.depth()),
             polls: 0,
@@ -138,8 +146,8 @@ impl Device {
             listed: VecDeque::new(),
             next_source: 0,
             next_hot: 0,
-            removed: VecDeque::new(),
-            seen_version: 0,
+            notices: Vec::new(),
+            seen_notices: 0,
             flushes: VecDeque::new(),
             looks_before_pause: 0,
             handle: self.handle.clone(),
@@ -167,9 +175,10 @@ pub struct Cq {
     next_source: usize,
     /// The hot lane at which the next [`Cq::take_receive`] looks first.
     pub(super) next_hot: usize,
-    /// Queue pairs that are gone but may still have entries in the ring.
-    pub(super) removed: VecDeque<RemovedQp>,
-    pub(super) seen_version: u32,
+    /// Notices that are not due yet, with their positions: entries before them have not been read.
+    pub(super) notices: Vec<(u64, Notice)>,
+    /// How many notices were taken so far.
+    pub(super) seen_notices: u32,
     /// Receives to be completed that have no entry of their own.
     pub(super) flushes: VecDeque<PendingFlush>,
     /// After so many looks that find nothing the poller pauses, see [`Cq::pause_behind_stream`]. Zero: it does not pause.
@@ -181,10 +190,10 @@ pub struct Cq {
 /// Receives that the poller completes because their sender will not.
 #[derive(Debug)]
 pub(super) enum PendingFlush {
-    /// What is left in a connection's lane, and then all outstanding receives of its queue pair.
-    Connection(Arc<QpShared>),
+    /// What is left in the lane of the connection of this epoch, and then all outstanding receives of its queue pair.
+    Connection { qp: Arc<QpShared>, epoch: u64 },
     /// One receive of a shared receive queue.
-    Shared { queue: Arc<SharedRecvQueue>, slot: u32, qp_num: u32, status: Status },
+    Shared { queue: Arc<SharedRecvQueue>, taken: TakenSlot, qp_num: u32, status: Status },
 }
 
 impl Cq {
@@ -201,6 +210,9 @@ impl Cq {
             self.pause_behind_stream();
         } else {
             self.looks_before_pause = 1;
+            if is_full_check(self.polls) {
+                self.check_beside_traffic();
+            }
         }
         Ok(count)
     }
@@ -272,7 +284,7 @@ impl Cq {
         self.flushes.is_empty() && self.stalled.is_empty() && !self.shared.ring.is_published(self.cursor)
     }
 
-    /// Polls what is not in a lane, at least once: the ring, and what markers in it have announced.
+    /// Polls what is not in a lane, at least once: the ring, and what notices have announced.
     #[inline(always)]
     fn poll_ring(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
@@ -315,16 +327,13 @@ impl Cq {
         count
     }
 
-    /// Checks for an overrun and for queue pairs that were added or removed.
+    /// Checks for an overrun and for notices.
     #[inline(always)]
     fn check_after_empty_poll(&mut self) -> Result<(), CqError> {
         if self.shared.ring.header.overrun.load(Relaxed) != 0 {
             return Err(CqError::Overrun);
         }
-        // Acquire, partner: the Release add in `CqShared::record_change`.
-        if self.shared.version.load(Acquire) != self.seen_version || !self.removed.is_empty() {
-            self.apply_changes();
-        }
+        self.apply_notices_if_any();
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(POLLS_PER_HOLE_CHECK) {
             let is_hole = self.shared.ring.is_published(self.cursor.wrapping_add(1));
@@ -333,6 +342,19 @@ impl Cq {
             }
         }
         Ok(())
+    }
+
+    /// What an empty poll looks for, for a program whose polls are never empty.
+    #[cold]
+    #[inline(never)]
+    fn check_beside_traffic(&mut self) {
+        self.apply_notices_if_any();
+        self.pass_stalled_producers();
+    }
+
+    #[inline(always)]
+    pub(super) fn has_new_notices(&self) -> bool {
+        self.shared.notices.has_new(self.seen_notices)
     }
 
     /// Takes an entry that was published after the poller had passed it.
@@ -387,7 +409,7 @@ impl Cq {
         !self.stalled.is_empty() || self.shared.ring.header.head.word.load(Relaxed) != self.cursor
     }
 
-    /// Turns an entry into a completion. `None` for markers, void entries and entries of earlier connections.
+    /// Turns an entry into a completion. `None` for void entries and entries of earlier connections.
     #[inline(always)]
     fn decode(
         &mut self,
@@ -418,8 +440,8 @@ impl Cq {
             (request.wr_id(), None, 0, !is_of_recv(opcode))
         } else if tag.is(CqeKind::Recv) {
             let (RecvSource::Shared(queue) | RecvSource::Datagram(queue)) = &qp.recv else { return None };
-            // The receives of connections complete in lanes.
-            if !qp.is_datagram() {
+            // The receives of connections complete in lanes. A datagram queue pair has one epoch.
+            if !qp.is_datagram() || tag.epoch != short_epoch(qp.epoch()) {
                 return None;
             }
             let recv = queue.complete(request.recv_slot())?;
@@ -428,13 +450,6 @@ impl Cq {
             }
             (recv.wr_id, result.imm(), request.src_qp(), recv.fits(opcode, byte_len))
         } else {
-            if tag.is(CqeKind::Flush) && !stale {
-                let qp = qp.clone();
-                self.queue_flush(&qp);
-            } else if tag.is(CqeKind::Reclaim) {
-                let qp = qp.clone();
-                self.queue_reclaim(&qp, request.datagram_sender());
-            }
             return None;
         };
         let status = if tag.status == 0 { Status::Success } else { Status::from_code(tag.status) };
@@ -453,16 +468,19 @@ impl Cq {
         result: ResultWord,
     ) -> Option<Completion> {
         let qp_num = subject.qp_num();
-        // Acquire, partner: the Release add in `CqShared::record_change`.
-        if self.shared.version.load(Acquire) != self.seen_version {
-            self.apply_changes();
+        if self.has_new_notices() {
+            self.apply_notices();
             let index = QpNum::from_bits(qp_num).index() as usize;
             if matches!(self.qps.get(index), Some(Some(member)) if member.qp.num == qp_num) {
                 return self.decode_again(request, subject, result);
             }
         }
         // The queue pair is gone: a receive of a shared queue becomes free again, without a completion.
-        if let Some(RemovedQp { qp, .. }) = self.removed.iter().find(|removed| removed.qp.num == qp_num)
+        let mut removed = self.notices.iter().filter_map(|(_, notice)| match notice {
+            Notice::Removed(removed) => Some(&removed.qp),
+            _ => None,
+        });
+        if let Some(qp) = removed.find(|qp| qp.num == qp_num)
             && result.tag().is(CqeKind::Recv)
             && let RecvSource::Shared(queue) | RecvSource::Datagram(queue) = &qp.recv
         {
@@ -482,62 +500,47 @@ impl Cq {
         self.decode(request, subject, result)
     }
 
-    /// Applies the recorded changes, and forgets removed queue pairs that have no entry left.
-    #[cold]
-    pub(super) fn apply_changes(&mut self) {
-        let changes = {
-            let mut changes = locked(&self.shared.changes);
-            self.seen_version = self.shared.version.load(Acquire);
-            changes.as_mut().map(std::mem::take).unwrap_or_default()
-        };
-        for change in changes {
-            match change {
-                QpChange::Added(qp) => self.add_member(qp),
-                QpChange::Removed(removed) => self.remove_member(removed),
-            }
-        }
-        // An entry that was passed may be one of a removed queue pair.
-        while self.stalled.is_empty()
-            && self.removed.front().is_some_and(|removed| self.cursor >= removed.position)
-        {
-            self.removed.pop_front();
+    #[inline(always)]
+    fn apply_notices_if_any(&mut self) {
+        if self.has_new_notices() || !self.notices.is_empty() {
+            self.apply_notices();
         }
     }
 
-    /// The flush marker of a queue pair was reached: its peer completes no more receives. The remaining ones are flushed.
+    /// Takes new notices, and does what those say that are due.
     #[cold]
-    fn queue_flush(&mut self, qp: &Arc<QpShared>) {
-        match &qp.recv {
-            RecvSource::Datagram(queue) => {
-                self.queue_shared_flushes(queue, queue.all_outstanding(), qp.num, Status::Flushed);
+    pub(super) fn apply_notices(&mut self) {
+        for (position, notice) in self.shared.notices.take(&mut self.seen_notices) {
+            match notice {
+                Notice::Added(qp) => self.add_member(qp),
+                // The receives of a connection are in its lane, not between the entries of the ring.
+                Notice::Flush { qp, epoch } => self.flushes.push_back(PendingFlush::Connection { qp, epoch }),
+                Notice::Removed(removed) => {
+                    self.remove_member(&removed);
+                    self.notices.push((position, Notice::Removed(removed)));
+                }
+                notice @ Notice::Return { .. } => self.notices.push((position, notice)),
             }
-            _ => self.flushes.push_back(PendingFlush::Connection(qp.clone())),
         }
-    }
-
-    /// The reclaim marker of a dead datagram sender was reached: every receive that it completed has been handed out. The
-    /// receives that it took without completing them are returned to the program.
-    #[cold]
-    fn queue_reclaim(&mut self, qp: &Arc<QpShared>, sender: u32) {
-        // A peer can forge a marker, too.
-        if sender >= MAX_DATAGRAM_SENDERS {
+        // An entry that was passed and is published by now comes before the notices.
+        let ring = &self.shared.ring;
+        if self.stalled.iter().any(|position| ring.is_published(position)) {
             return;
         }
-        if let RecvSource::Datagram(queue) | RecvSource::Shared(queue) = &qp.recv {
-            let slots = queue.taken_by(taker_of_datagram_sender(sender));
-            self.queue_shared_flushes(queue, slots, qp.num, Status::RemoteAborted);
-        }
-    }
-
-    fn queue_shared_flushes(
-        &mut self,
-        queue: &Arc<SharedRecvQueue>,
-        slots: Vec<TakenSlot>,
-        qp_num: u32,
-        status: Status,
-    ) {
-        for TakenSlot { slot, .. } in slots {
-            self.flushes.push_back(PendingFlush::Shared { queue: queue.clone(), slot, qp_num, status });
+        let due = self.notices.iter().take_while(|(position, _)| self.cursor >= *position).count();
+        for (_, notice) in self.notices.drain(..due) {
+            // A removed queue pair has no entry left, and is forgotten.
+            let Notice::Return { returned, qp_num } = notice else { continue };
+            // Other queues have a notice of these receives as well: entries for them may be there.
+            let Some(ReturnedRecvs { queue, taken, status }) = Arc::into_inner(returned) else {
+                continue;
+            };
+            self.flushes.extend(taken.into_iter().map(|taken| PendingFlush::Shared {
+                queue: queue.clone(),
+                taken,
+                qp_num,
+                status,
+            }));
         }
     }
 
@@ -545,31 +548,48 @@ impl Cq {
     #[cold]
     fn complete_one_flush(&mut self, each: &mut impl FnMut(&Completion)) -> usize {
         let (recv, qp_num, status, last) = match self.flushes.front() {
-            Some(PendingFlush::Connection(qp)) => {
-                let qp = qp.clone();
+            Some(PendingFlush::Connection { qp, epoch }) => {
+                let (qp, epoch) = (qp.clone(), *epoch);
                 if let Some(lane) = self.lane_of(&qp)
                     && lane.read(&qp, 1, &mut *each) == 1
                 {
                     return 1;
                 }
-                let is_current = qp.state() == QpState::Error && !qp.destroyed.load(Acquire);
+                // Known before the epoch is checked: a reset that comes after the check drops the receive at this position.
+                let next = match &qp.recv {
+                    RecvSource::Own(queue) => queue.next_position(),
+                    _ => 0,
+                };
+                // A queue pair that is gone has another epoch, too.
+                let is_current = qp.state() == QpState::Error && qp.epoch() == epoch;
                 if is_current && let Some(lane) = self.lane_of(&qp) {
                     // Of a connection that a reset could not end.
-                    lane.drop_entries(&qp);
+                    lane.drop_entries(&qp, epoch);
                 }
                 let recv = match &qp.recv {
-                    RecvSource::Own(queue) if is_current => queue.complete_next(),
+                    RecvSource::Own(queue) if is_current => queue.complete(next),
                     RecvSource::Shared(queue) if is_current => {
-                        let slots = queue.taken_by(taker_of_qp(qp.num));
-                        self.queue_shared_flushes(queue, slots, qp.num, Status::Flushed);
+                        let taken = queue.taken_by(taker_of_qp(qp.num));
+                        self.flushes.extend(taken.into_iter().map(|taken| PendingFlush::Shared {
+                            queue: queue.clone(),
+                            taken,
+                            qp_num: qp.num,
+                            status: Status::Flushed,
+                        }));
                         None
                     }
                     _ => None,
                 };
                 (recv, qp.num, Status::Flushed, recv.is_none())
             }
-            Some(PendingFlush::Shared { queue, slot, qp_num, status }) => {
-                (queue.complete(*slot), *qp_num, *status, true)
+            Some(PendingFlush::Shared { queue, taken, qp_num, status }) => {
+                let recv = queue.complete_taken(*taken);
+                // A queue pair that is gone has no completions: the receive becomes free again.
+                let member =
+                    self.qps.get(QpNum::from_bits(*qp_num).index() as usize).and_then(Option::as_ref);
+                let is_there =
+                    member.is_some_and(|Member { qp, .. }| qp.num == *qp_num && !qp.destroyed.load(Acquire));
+                (recv.filter(|_| is_there), *qp_num, *status, true)
             }
             None => return 0,
         };
@@ -611,7 +631,8 @@ impl Cq {
 
     /// Whether there is something to poll: a completion or an error.
     #[inline]
-    pub(crate) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&mut self) -> bool {
+        self.apply_notices_if_any();
         let ring = &self.shared.ring;
         !self.flushes.is_empty()
             || ring.is_published(self.cursor)
@@ -647,9 +668,15 @@ impl Drop for Cq {
     fn drop(&mut self) {
         // In a forked child another thread of the parent may hold the lock, for ever.
         if self.shared.device.is_of_this_process() {
-            *locked(&self.shared.changes) = None;
+            self.shared.notices.close();
         }
     }
+}
+
+/// Whether the poll with this number looks at everything, whatever it finds. Only [`Cq::poll`] does, so the looks at a glance leave it to that.
+#[inline(always)]
+pub(super) fn is_full_check(polls: u32) -> bool {
+    polls.is_multiple_of(POLLS_PER_FULL_CHECK)
 }
 
 #[inline]

@@ -8,7 +8,6 @@
 //!
 //! A lane with entries becomes hot if there is room among the hot ones, or if one of them was empty in [`MIN_QUIET_POLLS`] polls.
 
-use core::sync::atomic::Ordering::Acquire;
 use std::sync::Arc;
 
 use super::Cq;
@@ -48,9 +47,9 @@ impl Cq {
     pub(super) fn poll_listed(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
         let shared = self.shared.clone();
         shared.ring.header.ready.take(|index| {
-            // A new queue pair was recorded before its peer could announce anything.
-            if shared.version.load(Acquire) != self.seen_version {
-                self.apply_changes();
+            // There was a notice of a new queue pair before its peer could announce anything.
+            if self.has_new_notices() {
+                self.apply_notices();
             }
             self.list_lane(index);
         });
@@ -126,23 +125,25 @@ impl Cq {
         self.qps[index] = Some(Member { qp, lane });
     }
 
-    pub(super) fn remove_member(&mut self, removed: RemovedQp) {
+    pub(super) fn remove_member(&mut self, removed: &RemovedQp) {
         let qp = &removed.qp;
         let index = qp.index() as usize;
         let is_known = |member: &mut Member| member.qp.num == qp.num;
         if let Some(lane) = self.lane_of(qp) {
-            lane.drop_entries(qp);
-            // Receives that the peer had taken and not completed when it died.
+            lane.drop_entries(qp, qp.epoch());
+            // Receives that the peer had taken and not completed when it died: free again, without a completion, unless they have
+            // completed meanwhile.
             if let RecvSource::Shared(queue) = &qp.recv {
-                removed.taken.iter().for_each(|taken| queue.free_taken(*taken));
+                for taken in &removed.taken {
+                    queue.complete_taken(*taken);
+                }
             }
         }
         self.hot.retain(|hot| hot.qp.num != qp.num);
         if self.qps.get_mut(index).and_then(|member| member.take_if(is_known)).is_some() {
             self.listed.retain(|listed| *listed != index);
         }
-        self.flushes
-            .retain(|flush| !matches!(flush, PendingFlush::Connection(flushed) if flushed.num == qp.num));
-        self.removed.push_back(removed);
+        let is_of_removed = |flush: &PendingFlush| matches!(flush, PendingFlush::Connection { qp: flushed, .. } if flushed.num == qp.num);
+        self.flushes.retain(|flush| !is_of_removed(flush));
     }
 }

@@ -1,8 +1,8 @@
 //! The ring behind a completion queue, as its producers use it.
 //!
-//! Producers are the queue's own queue pairs (send completions), datagram senders, and the device's service thread (markers). The
-//! receives of connections complete in lanes (`lane.rs`). `ring/reservation.rs` describes how producers share the ring and what happens
-//! when one dies. The consumer is in `cq.rs`.
+//! Producers are the queue's own queue pairs (send completions) and datagram senders. The receives of connections complete in lanes
+//! (`lane.rs`). `ring/reservation.rs` describes how producers share the ring and what happens when one dies. The consumer is in `cq.rs`;
+//! what it has to do besides is in notices, which take no room here (`ring/notices.rs`).
 
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::Arc;
@@ -49,9 +49,15 @@ impl CqRing {
     pub(super) fn new(segment: &Arc<Segment>, offset: u64) -> Option<CqRing> {
         let header: SharedRef<CqHeader> = SharedRef::new(segment, offset)?;
         let depth = header.depth.load(Relaxed);
+        CqRing::with_depth(segment, offset, depth)
+    }
+
+    /// The ring at `offset`, whose number of entries is known. `None` if it is no power of two, or if the ring is not inside of the segment.
+    pub(super) fn with_depth(segment: &Arc<Segment>, offset: u64, depth: u32) -> Option<CqRing> {
         if !depth.is_power_of_two() {
             return None;
         }
+        let header = SharedRef::new(segment, offset)?;
         let cqes = SharedSlice::new(segment, offset.checked_add(CQES_AT)?, depth as usize)?;
         Some(CqRing { header, cqes, depth: depth.into(), seen_consumed: AtomicU64::new(0) })
     }
@@ -122,21 +128,6 @@ impl CqRing {
         let position = self.reserve(claim)?;
         self.publish(claim, position, new);
         Ok(())
-    }
-
-    /// Pushes if there is room, without reporting an overrun. For markers, which can be pushed later.
-    pub(super) fn try_push(&self, claim: &AtomicU64, new: &NewCqe) -> bool {
-        let has_room = |position: u64| {
-            // Acquire, partner: as in `reserve`.
-            reservation::has_room(position, self.header.consumed.word.load(Acquire), self.depth)
-        };
-        match self.reserve_usable(claim, has_room) {
-            Some(position) => {
-                self.publish(claim, position, new);
-                true
-            }
-            None => false,
-        }
     }
 
     /// Whether the entry at `position` can be read.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::control::Request;
 use super::cq_ring::{CqRing, NewCqe, Overrun};
@@ -113,9 +113,7 @@ impl UdQp {
             return Err(self.shared.wrong_state("activating", "RESET"));
         }
         self.shared.block.access.store(qkey, Relaxed);
-        self.shared.set_state(QpState::ReadyToSend);
-        // Release, partner: the sender's Acquire load in `DatagramPeer::deliver`.
-        self.shared.block.connection.store(ConnectionWord::ready(self.shared.epoch()).0, Release);
+        self.shared.open(QpState::ReadyToSend);
         Ok(())
     }
 
@@ -215,7 +213,7 @@ impl DatagramPeer {
         let DatagramPeer { link, line, taker, last } = self;
         let operation = OperationGuard::begin(line);
         let block = &link.qps[QpNum::from_bits(num).index() as usize];
-        // Acquire, partner: the Release store in `UdQp::activate`.
+        // Acquire, partner: the Release store in `QpShared::open`.
         let connection = ConnectionWord(block.connection.load(Acquire));
         if last.as_ref().is_none_or(|last| last.num != num || last.connection != connection) {
             *last = None;

@@ -243,7 +243,7 @@ fn forged_completion_of_a_send_does_not_stop_later_sends() {
             has_imm: false,
             epoch,
         };
-        qp.send_cq.ring.push(&shared.service.claim, &forged).unwrap();
+        qp.send_cq.ring.push(&AtomicU64::new(crate::ring::reservation::IDLE), &forged).unwrap();
     };
     let mut ud = pd.create_ud(&QpConfig::default(), &cq, &cq, None).unwrap();
     ud.activate(1).unwrap();

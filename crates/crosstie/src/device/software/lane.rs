@@ -506,13 +506,16 @@ impl LaneReader {
         if qp.epoch() != self.epoch {
             return None;
         }
+        // A reset on another thread may come here. It does not change which receive this entry completes.
+        #[cfg(test)]
+        super::pauses::at(super::pauses::Pause::EntryBelongsToConnection);
         self.cursor = position.wrapping_add(1);
         if before > 0 {
             // The entry after the next one is probably there.
             prefetch::for_read(self.entries.ring(position.wrapping_add(2)));
         }
         let recv = match &qp.recv {
-            RecvSource::Own(queue) => queue.complete_next(),
+            RecvSource::Own(queue) => queue.complete(position),
             RecvSource::Shared(queue) | RecvSource::Datagram(queue) => queue.complete(slot.into()),
         };
         let Some(recv) = recv else { return Some(false) };
@@ -553,25 +556,33 @@ impl LaneReader {
             return false;
         }
         let first = lane.first.load(Relaxed);
-        self.drop_entries_before(first, qp);
+        self.drop_entries_before(first, qp, epoch);
         self.cursor = first;
         self.epoch = epoch;
+        if let RecvSource::Own(queue) = &qp.recv {
+            queue.follow_reset(first);
+        }
         self.publish_cursor(qp);
         true
     }
 
-    /// Drops all entries without completions. The peer is outside, and no other one is connected.
-    pub(super) fn drop_entries(&mut self, qp: &QpShared) {
-        self.drop_entries_before(self.cursor.wrapping_add(self.entries.len() as u64), qp);
+    /// Drops all entries without completions. The peer is outside, and no other one is connected as long as the queue pair is in `epoch`.
+    pub(super) fn drop_entries(&mut self, qp: &QpShared, epoch: u64) {
+        self.drop_entries_before(self.cursor.wrapping_add(self.entries.len() as u64), qp, epoch);
         self.publish_cursor(qp);
     }
 
-    /// Drops entries without completions. Their receives of a shared receive queue become free again; those of the queue pair's own
-    /// queue were dropped by the reset.
-    fn drop_entries_before(&mut self, end: u64, qp: &QpShared) {
+    /// Drops entries without completions, as long as the queue pair is in `epoch`. Their receives of a shared receive queue become free
+    /// again; those of the queue pair's own queue were dropped by the reset.
+    fn drop_entries_before(&mut self, end: u64, qp: &QpShared, epoch: u64) {
         for _ in 0..self.entries.len() {
             let published = self.entries.ring(self.cursor).published(self.cursor);
             let Some((slot, _)) = published.filter(|_| self.cursor != end) else { break };
+            // Orders the load of the entry before that of the epoch, as in `read_entry`.
+            atomic_fence(Acquire);
+            if qp.epoch() != epoch {
+                break;
+            }
             self.cursor = self.cursor.wrapping_add(1);
             if let RecvSource::Shared(queue) = &qp.recv {
                 queue.complete(slot.into());

@@ -2,11 +2,14 @@
 //! lanes and into the set of ready lanes. And the ring beside them, with producers that do not move.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::cq_lanes::{MAX_HOT, MIN_QUIET_POLLS};
 use super::invalid_input_tests::{shared, shared_arc};
-use super::layout::{CqHeader, QpBlock, QpNum, qp_block_at};
+use super::layout::{CqHeader, QpBlock, QpNum, SrqHeader, qp_block_at};
+use super::pauses::{Pause, once_at};
 use crate::device::cq::{NextReceive, Provider};
 use crate::device::*;
 use crate::memory::segment::{SharedRef, SharedSlice};
@@ -321,6 +324,128 @@ fn what_is_left_in_the_lane_of_an_ended_connection_wakes_nobody() {
         assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::Flushed));
     }
     fan.assert_empty();
+}
+
+/// The owner of a queue pair resets and connects it again while another thread polls: the poller has found an entry of the old connection,
+/// and has not completed its receive. The entry completes no receive of the new connection.
+#[test]
+fn reset_while_an_entry_is_read_costs_the_new_connection_no_receive() {
+    for fails_again in [false, true] {
+        let mut fan = Fan::new(1, false);
+        (0..u64::from(RECEIVES)).for_each(|wr_id| fan.post_recv(0, wr_id).unwrap());
+        fan.send(0, 1);
+        assert_eq!(fan.next().imm, Some(1));
+        fan.send(0, 2);
+        let connections =
+            Rc::new(RefCell::new((std::mem::take(&mut fan.senders), std::mem::take(&mut fan.receivers))));
+        let pair = connections.clone();
+        once_at(Pause::EntryBelongsToConnection, move || {
+            let (senders, receivers) = &mut *pair.borrow_mut();
+            let (sender, receiver) = (&mut senders[0], &mut receivers[0]);
+            receiver.reset().unwrap();
+            sender.reset().unwrap();
+            sender.connect(&receiver.address(), &ConnectConfig::default()).unwrap();
+            receiver.connect(&sender.address(), &ConnectConfig::default()).unwrap();
+            for wr_id in 0..u64::from(RECEIVES) {
+                receiver.post_recv(&RecvWr { wr_id: 100 + wr_id, sges: &[] }).unwrap();
+            }
+        });
+        fan.assert_empty();
+        (fan.senders, fan.receivers) = connections.take();
+        if fails_again {
+            fan.receivers[0].fail().unwrap();
+            for wr_id in 100..100 + u64::from(RECEIVES) {
+                let flushed = fan.next();
+                assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::Flushed));
+            }
+        } else {
+            for i in 0..RECEIVES {
+                fan.send(0, 50 + i);
+                let received = fan.next();
+                assert_eq!((received.wr_id, received.imm), (100 + u64::from(i), Some(50 + i)));
+            }
+        }
+        fan.assert_empty();
+    }
+}
+
+/// A queue pair fails on another thread while it is being connected. It is never in ERR and open to its peer.
+#[test]
+fn queue_pair_that_fails_while_it_connects_is_closed() {
+    let mut fan = Fan::new(1, false);
+    fan.receivers[0].reset().unwrap();
+    fan.receivers[0].init(Access::ALL).unwrap();
+    let handle = fan.receivers[0].fail_handle();
+    let (sender, failed) = std::sync::mpsc::channel();
+    once_at(Pause::StateChanged, move || {
+        let thread = std::thread::spawn(move || handle.fail());
+        // It ends at once, or waits until the queue pair is connected.
+        let begun = Instant::now();
+        while !thread.is_finished() && begun.elapsed() < Duration::from_millis(200) {
+            std::thread::yield_now();
+        }
+        sender.send(thread).unwrap();
+    });
+    fan.receivers[0].ready_to_receive(&fan.senders[0].address(), &ConnectConfig::default()).unwrap();
+    failed.recv().unwrap().join().unwrap();
+    assert_eq!(fan.receivers[0].state(), QpState::Error);
+    assert_eq!(fan.block(0).connection.load(Relaxed), 0, "open to its peer");
+}
+
+/// A lane that is never empty keeps nothing else waiting: neither a completion behind a producer of the ring that does not move, nor the
+/// flush of another connection. By polls and at a glance.
+#[test]
+fn lane_that_is_never_empty_holds_up_neither_the_ring_nor_a_flush() {
+    let mut fan = Fan::new(2, false);
+    let config = QpConfig { max_recv_wr: RECEIVES, ..QpConfig::default() };
+    let stopped = fan.far_pd.create_rc(&config, &fan.cq, &fan.cq, None).unwrap();
+    let mut near = fan.far_pd.create_rc(&config, &fan.cq, &fan.cq, None).unwrap();
+    let to_itself = near.address();
+    near.connect(&to_itself, &ConnectConfig::default()).unwrap();
+    {
+        let stopped = shared_arc(&fan.far).qp(stopped.qp_num()).unwrap();
+        stopped.send_cq.ring.reserve(&stopped.send_claim).unwrap();
+    }
+    let op = SendOp::Write(fan.target.remote().at(64));
+    near.post(&SendWr::new(77, op, Data::Inline(b"behind")).signaled()).unwrap();
+    fan.post_recv(1, 88).unwrap();
+    fan.receivers[1].fail().unwrap();
+    let (begun, mut seen) = (Instant::now(), Vec::new());
+    while seen.len() < 2 {
+        while fan.post_recv(0, 5).is_ok() {
+            let target = fan.target.remote().at(0);
+            if !fan.senders[0].try_write_imm_inline(target, 5, [0; 2], &[]) {
+                fan.send(0, 5);
+            }
+        }
+        let Some(completion) = fan.look() else { continue };
+        if completion.qp_num != fan.receivers[0].qp_num() {
+            seen.push((completion.wr_id, completion.status));
+        }
+        assert!(begun.elapsed() < TIMEOUT, "waiting behind a busy lane; seen: {seen:?}");
+    }
+    seen.sort_unstable_by_key(|(wr_id, _)| *wr_id);
+    assert_eq!(seen, [(77, Status::Success), (88, Status::Flushed)]);
+}
+
+/// Peers can write the header of a shared receive queue. What its owner needs for a new queue pair is not in it.
+#[test]
+fn forged_depth_of_a_shared_receive_queue_does_not_reach_a_new_queue_pair() {
+    for depth in [0, 1, 3, 1 << 31, u32::MAX] {
+        let mut fan = Fan::new(1, true);
+        let header: SharedRef<SrqHeader> =
+            SharedRef::new(&shared(&fan.far).segment, fan.block(0).owner_line.recv_at.load(Relaxed)).unwrap();
+        header.depth.store(depth, Relaxed);
+        header.sges.store(depth, Relaxed);
+        let config = QpConfig { max_recv_wr: RECEIVES, ..QpConfig::default() };
+        fan.receivers[0] = fan.far_pd.create_rc(&config, &fan.cq, &fan.cq, fan.srq.as_ref()).unwrap();
+        fan.senders[0].reset().unwrap();
+        fan.connect(0);
+        assert_eq!(fan.block(0).owner_line.lane_depth.load(Relaxed), RECEIVES);
+        fan.post_recv(0, 1).unwrap();
+        fan.send(0, 9);
+        assert_eq!(fan.next().imm, Some(9));
+    }
 }
 
 /// The ring has room for as many completions as were asked for, although some entries belong to producers that do not move.

@@ -39,6 +39,8 @@ pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"XTIEDEV\x01");
 pub(super) const LINES_PER_PEER: u32 = 1 << 15;
 /// Limit on the datagram senders of all peers.
 pub(super) const MAX_DATAGRAM_SENDERS: u32 = 1 << 12;
+/// The same, for all devices of one other process.
+pub(super) const MAX_DATAGRAM_SENDERS_PER_PROCESS: u32 = 1 << 9;
 
 pub(super) const REGIONS_AT: u64 = 4096;
 pub(super) const QPS_AT: u64 = REGIONS_AT + RegionKey::INDICES as u64 * size_of::<RegionEntry>() as u64;
@@ -179,7 +181,6 @@ pub(super) const CQES_AT: u64 = size_of::<CqHeader>() as u64;
 ///  sequence   position + 1 once the entry is published         (64 bits)
 ///  request    sends: wr_id                                     (64 bits)
 ///             receives: sender's queue pair                    receive slot
-///             Reclaim: zero                                    number of the dead datagram sender
 ///  subject    byte_len                                         local queue pair number
 ///  result     receives: immediate; sends: queue position       CqeTag
 /// ```
@@ -244,10 +245,6 @@ impl RequestWord {
         RequestWord(u64::from(src_qp) << 32 | u64::from(slot))
     }
 
-    pub(super) fn of_reclaim(sender: u32) -> RequestWord {
-        RequestWord(sender.into())
-    }
-
     /// Sends: the caller's `wr_id`.
     #[inline(always)]
     pub(super) fn wr_id(self) -> u64 {
@@ -264,12 +261,6 @@ impl RequestWord {
     #[inline(always)]
     pub(super) fn src_qp(self) -> u32 {
         (self.0 >> 32) as u32
-    }
-
-    /// Reclaim: number of the datagram sender that died.
-    #[inline(always)]
-    pub(super) fn datagram_sender(self) -> u32 {
-        self.0 as u32
     }
 }
 
@@ -333,11 +324,6 @@ pub(super) enum CqeKind {
     Send = 1,
     /// A datagram was received.
     Recv = 2,
-    /// Marker: the queue pair's peer completes no more receives. The poller flushes the remaining ones.
-    Flush = 4,
-    /// Marker: every receive that a dead datagram sender completed has its entry before this one. The poller returns the
-    /// receives that the sender had taken without completing them.
-    Reclaim = 5,
 }
 
 /// Kind, opcode, status, immediate flag and connection epoch of a [`Cqe`], packed into 32 bits.
@@ -440,6 +426,11 @@ impl SrqWord {
     pub(super) fn is_at(self, position: u64) -> bool {
         self.0 as u32 == position as u32
     }
+
+    /// Whether the receive that was posted at `position` was taken, by a taker for which `of` holds.
+    pub(super) fn is_taken_by(self, position: u64, of: impl Fn(u16) -> bool) -> bool {
+        self.is_at(position) && self.is_taken() && of(self.taker())
+    }
 }
 
 /// `SrqWord::taker` of the peer that is connected to queue pair `num`.
@@ -452,7 +443,10 @@ pub(super) fn taker_of_datagram_sender(index: u32) -> u16 {
     (QpNum::INDICES + index) as u16
 }
 
-const _: () = assert!(QpNum::INDICES + MAX_DATAGRAM_SENDERS <= 0x8000);
+/// `SrqWord::taker` of the owner, which takes what is left when nobody else may any more.
+pub(super) const OWNER_TAKES: u16 = 0x7FFF;
+
+const _: () = assert!(QpNum::INDICES + MAX_DATAGRAM_SENDERS <= OWNER_TAKES as u32);
 
 /// `QpBlock::connection`: whether the peer may send here, and the epoch of the connection. Zero: not ready.
 ///

@@ -25,9 +25,9 @@
 //!
 //! **What happens when a process dies** (also by SIGKILL, at any instruction). The kernel closes its sockets and signals its
 //! pidfd. The service threads of the surviving devices then move its connections to ERR, void the position that it may have
-//! reserved in a completion queue as a datagram sender without publishing it (`ring/reservation.rs`), and push a marker. When the
-//! poller reaches the marker, it takes what the dead process did complete, and flushes the remaining receives, including those of
-//! shared receive queues that the dead process had taken. Nothing is left in a file system.
+//! reserved in a completion queue as a datagram sender without publishing it (`ring/reservation.rs`), and post a notice (`ring/notices.rs`).
+//! When the poller reaches the place of the notice, it takes what the dead process did complete, and flushes the remaining receives,
+//! including those of shared receive queues that the dead process had taken. Nothing is left in a file system.
 //!
 //! Nothing waits for a *stopped* (SIGSTOP) peer without a limit, except the drop of memory registered in place, see `quiescence.rs`.
 //!
@@ -52,6 +52,8 @@ mod cq;
 mod cq_lanes;
 mod cq_ring;
 mod datagram;
+#[cfg(all(test, not(loom)))]
+mod datagram_tests;
 mod datapath;
 mod deferred;
 mod error;
@@ -68,6 +70,8 @@ mod lane;
 mod lane_tests;
 mod layout;
 mod link;
+#[cfg(test)]
+mod pauses;
 mod peer_lines;
 mod peer_mapping;
 mod peer_memory;

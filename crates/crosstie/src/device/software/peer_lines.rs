@@ -9,14 +9,20 @@
 //! gone. Until then it stays in the record, and every removal of an object looks at it (`quiescence.rs`). A peer that never
 //! closes its lines uses up its own table and gets an error; other peers do not notice.
 //!
+//! A datagram sender also has a number, with which it marks the receives that it takes. There are [`MAX_DATAGRAM_SENDERS`] of them, and the
+//! devices of one process have at most [`MAX_DATAGRAM_SENDERS_PER_PROCESS`]. A number is given out again as soon as its sender is gone:
+//! the receives that the sender had taken were collected by then (`SharedRecvQueue::announce_return`).
+//!
 //! Everything that the owner decides about lines it decides from the record here, which is private memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::layout::{LINES_PER_PEER, MAX_DATAGRAM_SENDERS, PEER_LINES_LEN, PeerLine};
+use super::layout::{
+    LINES_PER_PEER, MAX_DATAGRAM_SENDERS, MAX_DATAGRAM_SENDERS_PER_PROCESS, PEER_LINES_LEN, PeerLine,
+};
 use crate::device::DeviceError;
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 use crate::ring::{presence, reservation};
@@ -46,8 +52,29 @@ pub(super) struct AssignedLine {
 #[derive(Debug, Default)]
 pub(super) struct PeerLines {
     peers: HashMap<[u8; 16], PeerTable>,
-    /// By number: whether the datagram sender exists.
-    datagram_senders: Vec<bool>,
+    numbers: SenderNumbers,
+}
+
+/// The numbers of datagram senders.
+#[derive(Debug, Default)]
+struct SenderNumbers {
+    /// Those from here on were never given out.
+    unused: u32,
+    free: VecDeque<u32>,
+}
+
+impl SenderNumbers {
+    fn take(&mut self) -> Option<u32> {
+        if self.unused < MAX_DATAGRAM_SENDERS {
+            self.unused += 1;
+            return Some(self.unused - 1);
+        }
+        self.free.pop_front()
+    }
+
+    fn give_back(&mut self, number: u32) {
+        self.free.push_back(number);
+    }
 }
 
 /// The lines of one peer.
@@ -57,8 +84,10 @@ struct PeerTable {
     lines: SharedSlice<PeerLine>,
     records: Vec<Option<Record>>,
     free: Vec<u32>,
-    /// Lines that we no longer use and that the peer has not closed yet.
+    /// Lines of connections that we no longer use and that the peer has not closed yet.
     retired: Vec<u32>,
+    /// Lines of datagram senders.
+    senders: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,29 +133,48 @@ impl PeerLines {
         table.assigned(gid, index).ok_or(DeviceError::Exhausted { what: "peer lines" })
     }
 
-    /// Assigns a line, and a number, to a datagram sender of peer `gid`.
+    /// Assigns a line, and a number, to a datagram sender of peer `gid`. `of_process`: the devices of the peer's process, `gid` among them.
     pub(super) fn assign_datagram_sender(
         &mut self,
         gid: [u8; 16],
         tenure: u64,
+        of_process: &[[u8; 16]],
     ) -> Result<AssignedLine, DeviceError> {
-        // Senders that have closed their line are gone, and so are their numbers.
-        for table in self.peers.values_mut() {
-            for sender in table.withdraw_closed_senders() {
-                self.datagram_senders[sender as usize] = false;
+        let limit = MAX_DATAGRAM_SENDERS_PER_PROCESS;
+        if self.count_senders(of_process) >= limit as usize {
+            self.withdraw_closed_senders(of_process);
+            if self.count_senders(of_process) >= limit as usize {
+                let what = "datagram senders of one process";
+                return Err(DeviceError::Limit { what, asked: u64::from(limit) + 1, limit: limit.into() });
             }
         }
-        let sender = match self.datagram_senders.iter().position(|exists| !exists) {
+        let sender = match self.numbers.take() {
             Some(sender) => sender,
-            None if self.datagram_senders.len() < MAX_DATAGRAM_SENDERS as usize => {
-                self.datagram_senders.push(false);
-                self.datagram_senders.len() - 1
+            None => {
+                let all: Vec<[u8; 16]> = self.peers.keys().copied().collect();
+                self.withdraw_closed_senders(&all);
+                self.numbers.take().ok_or(DeviceError::Exhausted { what: "datagram senders" })?
             }
-            None => return Err(DeviceError::Exhausted { what: "datagram senders" }),
         };
-        let line = self.assign(gid, tenure, LineUse::Datagrams { sender: sender as u32 }, 0)?;
-        self.datagram_senders[sender] = true;
-        Ok(line)
+        let assigned = self.assign(gid, tenure, LineUse::Datagrams { sender }, 0);
+        match (&assigned, self.peers.get_mut(&gid)) {
+            (Ok(line), Some(table)) => table.senders.push(line.index),
+            _ => self.numbers.give_back(sender),
+        }
+        assigned
+    }
+
+    fn count_senders(&self, devices: &[[u8; 16]]) -> usize {
+        devices.iter().filter_map(|gid| self.peers.get(gid)).map(|table| table.senders.len()).sum()
+    }
+
+    /// Senders that have closed their line are gone, and so are their numbers.
+    fn withdraw_closed_senders(&mut self, devices: &[[u8; 16]]) {
+        for gid in devices {
+            if let Some(table) = self.peers.get_mut(gid) {
+                table.withdraw_closed_senders(&mut self.numbers);
+            }
+        }
     }
 
     /// Takes a line back that is no longer used here. If its writer may still write it, it stays in the record until the
@@ -139,9 +187,10 @@ impl PeerLines {
         if gone || presence::withdraw(&table.lines[line.index as usize].tenure, line.tenure) {
             table.release(line.index);
             if let LineUse::Datagrams { sender } = line.usage {
-                self.datagram_senders[sender as usize] = false;
+                table.senders.retain(|index| *index != line.index);
+                self.numbers.give_back(sender);
             }
-        } else {
+        } else if !matches!(line.usage, LineUse::Datagrams { .. }) {
             table.retired.push(line.index);
         }
     }
@@ -176,7 +225,8 @@ impl PeerTable {
         let segment = Arc::new(Segment::create(PEER_LINES_LEN)?);
         let lines = SharedSlice::new(&segment, 0, LINES_PER_PEER as usize)
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(PeerTable { segment, lines, records: Vec::new(), free: Vec::new(), retired: Vec::new() })
+        let [free, retired, senders] = [const { Vec::new() }; 3];
+        Ok(PeerTable { segment, lines, records: Vec::new(), free, retired, senders })
     }
 
     fn tenure(&self, index: u32) -> Option<u64> {
@@ -217,18 +267,19 @@ impl PeerTable {
         }
     }
 
-    /// Withdraws the lines of datagram senders that have closed theirs; returns the numbers of the senders.
-    fn withdraw_closed_senders(&mut self) -> Vec<u32> {
-        let mut closed = Vec::new();
-        for index in 0..self.records.len() {
-            if let Some(Record { tenure, usage: LineUse::Datagrams { sender } }) = self.records[index]
-                && presence::withdraw(&self.lines[index].tenure, tenure)
-            {
-                self.release(index as u32);
-                closed.push(sender);
+    /// Withdraws the lines of datagram senders that have closed theirs.
+    fn withdraw_closed_senders(&mut self, numbers: &mut SenderNumbers) {
+        for index in std::mem::take(&mut self.senders) {
+            match self.records[index as usize] {
+                Some(Record { tenure, usage: LineUse::Datagrams { sender } })
+                    if presence::withdraw(&self.lines[index as usize].tenure, tenure) =>
+                {
+                    self.release(index);
+                    numbers.give_back(sender);
+                }
+                _ => self.senders.push(index),
             }
         }
-        closed
     }
 }
 

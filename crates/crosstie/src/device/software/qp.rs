@@ -58,6 +58,8 @@ pub(super) struct QpShared {
     pub(super) deferred: Mutex<DeferredSends>,
     /// RC: the connected device, with the line that it writes during this connection.
     peer: Mutex<Option<AssignedLine>>,
+    /// Held while the connection opens, and while the queue pair goes to ERR: it is never in ERR and open.
+    opening: Mutex<()>,
 }
 
 /// Where a queue pair's receives come from.
@@ -84,14 +86,23 @@ impl QpShared {
         }
     }
 
-    /// Moves to `state`, unless the queue pair is in ERR, which only a reset leaves.
-    pub(super) fn set_state(&self, state: QpState) {
+    /// Moves to `state`, unless the queue pair is in ERR, which only a reset leaves. Returns whether it has moved.
+    pub(super) fn set_state(&self, state: QpState) -> bool {
         // Release, partner: the Acquire load in `state`.
-        let moved = self.state.fetch_update(Release, Acquire, |now| {
-            (now != QpState::Error as u8 || state == QpState::Reset).then_some(state as u8)
-        });
-        if moved.is_err() {
-            self.block.connection.store(ConnectionWord::NOT_READY.0, Relaxed);
+        let moved = self
+            .state
+            .fetch_update(Release, Acquire, |now| (now != QpState::Error as u8).then_some(state as u8));
+        moved.is_ok()
+    }
+
+    /// Moves to `state` and opens the queue pair to its peers, unless it is in ERR.
+    pub(super) fn open(&self, state: QpState) {
+        let _one_at_a_time = locked(&self.opening);
+        if self.set_state(state) {
+            #[cfg(test)]
+            super::pauses::at(super::pauses::Pause::StateChanged);
+            // Release, partner: the Acquire loads in `peer_qp::attach` and `DatagramPeer::deliver`: a peer sees all stores above.
+            self.block.connection.store(ConnectionWord::ready(self.epoch()).0, Release);
         }
     }
 
@@ -143,12 +154,15 @@ impl QpShared {
 
     /// Moves to ERR. The device's threads flush what is outstanding. Returns whether this call made the change.
     pub(super) fn move_to_error(self: &Arc<Self>) -> bool {
-        // A thread that sees ERR must also see that the connection is closed, hence the order of these two stores. AcqRel would not
-        // order more.
-        self.block.connection.store(ConnectionWord::NOT_READY.0, Relaxed);
-        let before = self.state.swap(QpState::Error as u8, Release);
-        if before == QpState::Error as u8 {
-            return false;
+        {
+            let _not_while_it_opens = locked(&self.opening);
+            // A thread that sees ERR must also see that the connection is closed, hence the order of these two stores. AcqRel would
+            // not order more.
+            self.block.connection.store(ConnectionWord::NOT_READY.0, Relaxed);
+            let before = self.state.swap(QpState::Error as u8, Release);
+            if before == QpState::Error as u8 {
+                return false;
+            }
         }
         self.request_flush();
         self.device.progress.wake();
@@ -158,21 +172,6 @@ impl QpShared {
     /// Asks the service thread to flush the receives once the peer can complete no more of them.
     pub(super) fn request_flush(self: &Arc<Self>) {
         self.device.service.request_flush(self);
-    }
-
-    /// The entry that makes the poller flush this queue pair's receives.
-    pub(super) fn flush_marker(&self) -> NewCqe {
-        NewCqe {
-            kind: CqeKind::Flush,
-            opcode: Opcode::Unspecified,
-            status: Status::Flushed,
-            request: RequestWord::of_send(0),
-            qp_num: self.num,
-            byte_len: 0,
-            detail: 0,
-            has_imm: false,
-            epoch: short_epoch(self.epoch()),
-        }
     }
 
     /// Pushes the completion of a send request.
@@ -254,7 +253,7 @@ pub(super) fn create(
         let lane = match kind {
             KIND_UD => None,
             _ => {
-                let receives = srq.map_or(config.max_recv_wr, |srq| srq.shared.header.depth.load(Relaxed));
+                let receives = srq.map_or(config.max_recv_wr, |srq| srq.shared.capacity());
                 Some(Lane::new(device, receives, srq.is_some(), epoch)?)
             }
         };
@@ -278,7 +277,7 @@ pub(super) fn create(
         let (at, depth, sges, shared) = match &recv {
             RecvSource::Own(queue) => (queue.memory.at, queue.depth(), queue.max_sge(), 0),
             RecvSource::Shared(queue) | RecvSource::Datagram(queue) => {
-                (queue.memory.at, queue.header.depth.load(Relaxed), queue.header.sges.load(Relaxed), 1)
+                (queue.memory.at, queue.depth(), queue.max_sge(), 1)
             }
         };
         line.recv_at.store(at, Relaxed);
@@ -305,6 +304,7 @@ pub(super) fn create(
             send_claim: AtomicU64::new(reservation::IDLE),
             deferred: Mutex::default(),
             peer: Mutex::new(None),
+            opening: Mutex::new(()),
             destroyed: AtomicBool::new(false),
         });
         qp.send_cq.add_qp(&qp);

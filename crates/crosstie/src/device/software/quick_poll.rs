@@ -1,9 +1,9 @@
 //! Looks at the hot lanes of a completion queue for less than a poll costs. What they do not see, [`poll`](Cq::poll) finds.
 
-use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 use super::Cq;
-use super::cq::{CqShared, POLLS_PER_HOLE_CHECK};
+use super::cq::{CqShared, POLLS_PER_HOLE_CHECK, is_full_check};
 use super::cq_lanes::HotLane;
 use crate::device::Completion;
 use crate::device::cq::NextReceive;
@@ -15,7 +15,11 @@ impl Cq {
     /// Takes the next receive of a hot lane, or says that there is nothing to poll, if that is certain at a glance.
     #[inline(always)]
     pub(crate) fn take_receive(&mut self, to: &mut Completion) -> NextReceive {
-        self.polls = self.polls.wrapping_add(1);
+        let polls = self.polls.wrapping_add(1);
+        if is_full_check(polls) {
+            return NextReceive::Unknown;
+        }
+        self.polls = polls;
         // Each lane has its turn.
         for _ in 0..self.hot.len() {
             let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
@@ -49,14 +53,13 @@ impl Cq {
     /// Whether there is nothing outside of the hot lanes, and nothing else to do for a poll. Counts as an empty poll then.
     #[inline(always)]
     fn is_quiet(&mut self) -> bool {
-        let CqShared { ring, version, .. } = &*self.shared;
+        let CqShared { ring, notices, .. } = &*self.shared;
         let polls = self.empty_polls.wrapping_add(1);
         let is_quiet = self.is_ring_quiet()
-            && self.removed.is_empty()
+            && self.notices.is_empty()
             && !self.has_listed_lanes()
             && ring.header.overrun.load(Relaxed) == 0
-            // Acquire, partner: the Release add in `CqShared::record_change`.
-            && version.load(Acquire) == self.seen_version
+            && !notices.has_new(self.seen_notices)
             && !polls.is_multiple_of(POLLS_PER_HOLE_CHECK);
         if is_quiet {
             self.empty_polls = polls;
@@ -65,11 +68,15 @@ impl Cq {
     }
 
     /// Reads at most one completion from the lane, if the queue has one that each poll reads; returns how many there were. `None` if it
-    /// has not. What is elsewhere, [`poll`](Cq::poll) finds: it has to be called from time to time.
+    /// has not, or if it is time for a poll. What is elsewhere, [`poll`](Cq::poll) finds: it has to be called from time to time.
     #[inline(always)]
     pub(crate) fn poll_only_lane(&mut self, each: impl FnMut(&Completion)) -> Option<usize> {
         let [HotLane { qp, lane, last_used, .. }] = &mut self.hot[..] else { return None };
-        self.polls = self.polls.wrapping_add(1);
+        let polls = self.polls.wrapping_add(1);
+        if is_full_check(polls) {
+            return None;
+        }
+        self.polls = polls;
         let count = lane.read(qp, 1, each);
         if count > 0 {
             *last_used = self.polls;

@@ -62,7 +62,7 @@
 //! | queue pair drop | its own peer, or datagram senders that are inside | [`DROP_TIMEOUT`] | block, number and receive memory are kept until the peer has left |
 //! | `RcQp::reset` | its own peer | [`QUIESCE_TIMEOUT`]; `try_reset` not at all | the queue pair goes to ERR, `reset` fails and can be tried again |
 //! | allocation that finds no memory | removals that are on the list | [`DROP_TIMEOUT`] | it fails: out of memory |
-//! | service thread: flush of a queue pair in ERR, removals, peer line of a dead datagram sender | the peer | no limit, but it does not block: it looks again after 1 ms, then less often, up to every [`MAX_RECHECK`] | |
+//! | service thread: flush of a queue pair in ERR, removals, peer line of a dead datagram sender | the peer; of a datagram queue pair, each receive waits for the sender that has taken it | no limit, but it does not block: it looks again after 1 ms, then less often, up to every [`MAX_RECHECK`] | |
 //! | `Mr::drop`, memory in place | our own progress thread and service thread | the operation that they execute now | |
 //!
 //! Why `reset` fails instead of going on with a new line: it gives the posted receives back to the program, and the peer
@@ -75,8 +75,8 @@
 //! our segment. A peer that we cut off because it sent a malformed message is not gone: its process lives and may be inside
 //! an operation. What a dead datagram sender left half done is repaired here: [`DeviceShared::void_abandoned_reservation`] fills the
 //! position that it had reserved without publishing. A dead peer of a connection leaves nothing to repair (`lane.rs`). The receives that
-//! either of them had taken are returned by the poller when it comes to the `Flush` or `Reclaim` marker, which the service thread pushes
-//! only after the peer can complete no more receives (`cq.rs`, `service.rs`).
+//! either of them had taken are returned by the poller when it comes to a notice, which the service thread posts only after the peer can
+//! complete no more receives (`ring/notices.rs`, `cq.rs`, `service.rs`).
 //!
 //! # What a peer that writes invalid values can achieve
 //!
@@ -162,6 +162,14 @@ impl Quiescence {
         self.lines.is_empty() && self.attempt.is_none()
     }
 
+    /// The numbers of the datagram senders that are still inside.
+    pub(super) fn datagram_senders(&self) -> impl Iterator<Item = u32> {
+        self.lines.iter().filter_map(|(line, _)| match line.usage {
+            LineUse::Datagrams { sender } => Some(sender),
+            LineUse::Connection { .. } => None,
+        })
+    }
+
     /// A peer that is still inside.
     pub(super) fn blocking_peer(&self) -> Option<&[u8; 16]> {
         self.lines.first().map(|(line, _)| &line.gid)
@@ -233,8 +241,7 @@ impl DeviceShared {
     /// Whether no live producer can still publish `position` of `ring`. The caller holds the lock `cleanup`.
     pub(super) fn is_abandoned(&self, ring: &CqRing, position: u64) -> bool {
         let qps = self.all_qps();
-        let mut live: Vec<&AtomicU64> = vec![&self.service.claim];
-        live.extend(qps.iter().map(|qp| &qp.send_claim));
+        let mut live: Vec<&AtomicU64> = qps.iter().map(|qp| &qp.send_claim).collect();
         let lines: Vec<AssignedLine> = locked(&self.peer_lines)
             .all()
             .filter(|line| matches!(line.usage, LineUse::Datagrams { .. }))

@@ -1,7 +1,7 @@
 //! Reliable connected queue pairs: states and receives. Send requests are in `datapath.rs`.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::lane::LANE_DATA;
@@ -102,10 +102,10 @@ impl RcQp {
         config.check()?;
         let link = self.shared.device.link(&peer.device)?;
         let shared = &self.shared;
-        let connection = ConnectionWord::ready(shared.epoch());
+        let tenure = ConnectionWord::ready(shared.epoch()).tenure();
         let taken = shared.lane.as_ref().map_or(0, |lane| lane.first());
         let usage = LineUse::Connection { pd: shared.pd };
-        let line = shared.device.assign_line(peer.device.gid, connection.tenure(), usage, taken)?;
+        let line = shared.device.assign_line(peer.device.gid, tenure, usage, taken)?;
         shared.block.line.store(line.index, Relaxed);
         let [low, high] = gid_words(&peer.device.gid);
         shared.block.access.store(config.access.bits(), Relaxed);
@@ -115,11 +115,7 @@ impl RcQp {
         shared.block.peer_gid[1].store(high, Relaxed);
         shared.set_peer(line);
         self.link = Some((link, *peer));
-        shared.set_state(QpState::ReadyToReceive);
-        if shared.state() == QpState::ReadyToReceive {
-            // Release, partner: the peer's Acquire load in `peer_qp::attach`: it sees all stores above.
-            shared.block.connection.store(connection.0, Release);
-        }
+        shared.open(QpState::ReadyToReceive);
         // If the peer died after the link was made but before `set_peer`, the service thread did not find this queue pair.
         if self.link.as_ref().is_some_and(|(link, _)| link.is_dead()) {
             shared.move_to_error();

@@ -9,7 +9,9 @@
 //!  peer:   takes slots in order, taken += 1                 (PeerLine::taken)
 //! ```
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence,
+};
 use std::sync::Arc;
 
 use super::layout::{OwnerLine, PeerLine, QpBlock, RECV_HEAD_WORDS, recv_stride};
@@ -39,6 +41,10 @@ pub(super) struct RecvSge {
 impl RecvSlots {
     pub(super) fn bytes(depth: u32, max_sge: u32) -> u64 {
         u64::from(depth) * recv_stride(max_sge) as u64 * 8
+    }
+
+    pub(super) fn depth(&self) -> usize {
+        self.depth
     }
 
     pub(super) fn new(segment: &Arc<Segment>, offset: u64, depth: u32, max_sge: u32) -> Option<RecvSlots> {
@@ -193,7 +199,7 @@ impl RecvQueue {
     pub(super) fn post(&self, line: &OwnerLine, wr: &RecvWr<'_>) -> Result<(), PostError> {
         check(wr, self.slots.max_sge)?;
         let posted = self.posted.load(Relaxed);
-        // Acquire, partner: the Release store in `complete_next`: the slot's `wr_id` has been read.
+        // Acquire, partner: the Release store in `complete`: the slot's `wr_id` has been read.
         let completed = self.completed.load(Acquire).max(self.base.load(Relaxed));
         if posted - completed >= self.capacity {
             return Err(PostError::Full);
@@ -203,7 +209,7 @@ impl RecvQueue {
         record.wr_id.store(wr.wr_id, Relaxed);
         record.room.store(room(wr), Relaxed);
         record.entries.write(&self.slots, slot, wr.sges);
-        // Release, partner: the Acquire load in `complete_next`, when the poller flushes.
+        // Release, partner: the Acquire load in `complete`, when the poller flushes.
         self.posted.store(posted + 1, Release);
         // Release, partner: the sender's Acquire load in `PeerRecvQueue::take`. It makes the slot visible to the
         // sender and, through the sender's completion, the `wr_id` to the poller.
@@ -211,24 +217,44 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// Completes the oldest outstanding receive: they complete in order. `None` if no receive is outstanding.
+    /// Completes the receive at this position. Receives complete in order: `None` if this one is not the oldest that is outstanding, or if
+    /// a reset on another thread drops it meanwhile.
     #[inline]
-    pub(super) fn complete_next(&self) -> Option<CompletedRecv> {
-        let completed = self.completed.load(Relaxed).max(self.base.load(Relaxed));
+    pub(super) fn complete(&self, position: u64) -> Option<CompletedRecv> {
         // Acquire, partner: `posted.store` in `post`.
-        if completed >= self.posted.load(Acquire) {
+        if position != self.completed.load(Relaxed) || position >= self.posted.load(Acquire) {
             return None;
         }
-        let record = &self.records[completed as usize & (self.records.len() - 1)];
+        let record = &self.records[position as usize & (self.records.len() - 1)];
         let recv = CompletedRecv { wr_id: record.wr_id.load(Relaxed), room: record.room.load(Relaxed) };
+        // Orders the loads above before that of `base`. Partner: the Release fence in `reset`. If the record is that of a receive which was
+        // posted after the reset, then `base` is that of the reset, too.
+        fence(Acquire);
+        if position < self.base.load(Relaxed) {
+            return None;
+        }
         // Release, partner: the Acquire load in `post`.
-        self.completed.store(completed + 1, Release);
+        self.completed.store(position + 1, Release);
         Some(recv)
     }
 
-    /// Drops every outstanding receive. No peer may be taking from the queue.
+    /// The position of the oldest receive that has not completed, for the poller.
+    pub(super) fn next_position(&self) -> u64 {
+        self.completed.load(Relaxed)
+    }
+
+    /// The poller goes on with the receives of the connection that begins at `first`.
+    pub(super) fn follow_reset(&self, first: u64) {
+        // Release, partner: the Acquire load in `post`.
+        self.completed.store(first, Release);
+    }
+
+    /// Drops every outstanding receive. No peer may be taking from the queue. The poller may be completing one of them: it completes that
+    /// one or none.
     pub(super) fn reset(&self) {
         self.base.store(self.posted.load(Relaxed), Relaxed);
+        // Orders this store before those of the receives that are posted from now on. Partner: the Acquire fence in `complete`.
+        fence(Release);
     }
 
     /// The position of the first receive of the current connection.

@@ -10,7 +10,7 @@
 //! HELLO for a device must be the one that listens under the device's name: another one would get the peer lines of that device. So it
 //! must be visible here. A peer that sends files, which nobody asks for, is cut off.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
@@ -23,15 +23,16 @@ use rustix::time::Timespec;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, Reply, Request};
-use super::cq_ring::NewCqe;
-use super::layout::{ConnectionWord, CqeKind, IN_PLACE, MAGIC, RegionKey, RequestWord, short_epoch};
+use super::cq::{CqShared, Notice, ReturnedRecvs};
+use super::layout::{ConnectionWord, IN_PLACE, MAGIC, RegionKey, taker_of_datagram_sender};
 use super::link::Link;
 use super::peer_lines::{AssignedLine, LineUse};
 use super::qp::{QpShared, RecvSource};
-use super::quiescence::{MAX_RECHECK, PeerDeparture};
+use super::quiescence::{MAX_RECHECK, PeerDeparture, Quiescence};
 use super::region_keys;
+use super::shared_recv::{SharedRecvQueue, TakenSlot};
 use super::state::{DeviceShared, locked};
-use crate::device::{Access, Event, Opcode, QpState, Status};
+use crate::device::{Access, Event, QpState, Status};
 use crate::local::awaiting_hello::{self, AwaitingHello, MAX_AWAITING_HELLO};
 use crate::local::socket::{self, ListeningSocket, Peer, Socket};
 use crate::memory::copy::copy;
@@ -61,15 +62,13 @@ pub(super) struct ServiceHandle {
     epoll: OwnedFd,
     /// An eventfd that wakes the thread.
     wakeup: OwnedFd,
-    /// Queue pairs in ERR whose receives are to be flushed.
-    flush_requests: Mutex<Vec<Arc<QpShared>>>,
+    /// Queue pairs in ERR whose receives are to be flushed, with the epoch that has ended.
+    flush_requests: Mutex<Vec<(Arc<QpShared>, u64)>>,
     /// Links whose peers are watched, by the id in their epoll tokens.
     links: Mutex<HashMap<u64, Arc<Link>>>,
     next_id: AtomicU64,
-    /// The claim for markers. The thread that holds `cleanup` writes it.
-    pub(super) claim: AtomicU64,
-    /// Serialises everything that acts in the place of a peer: voiding reservations, pushing markers, breaking a
-    /// connection that a peer means, and the reset of a queue pair.
+    /// Serialises everything that acts in the place of a peer: voiding reservations, announcing that receives are flushed or returned,
+    /// breaking a connection that a peer means, and the reset of a queue pair.
     pub(super) cleanup: Mutex<()>,
     /// Held while the service thread accesses memory registered in place for a peer, from the check of the key to the last
     /// byte. Deregistration takes it after it has cleared the key: then no such access is under way, whether or not the
@@ -101,7 +100,6 @@ impl ServiceHandle {
             flush_requests: Mutex::default(),
             links: Mutex::default(),
             next_id: AtomicU64::new(1),
-            claim: AtomicU64::new(reservation::IDLE),
             cleanup: Mutex::new(()),
             proxied_access: Mutex::new(()),
         };
@@ -115,7 +113,7 @@ impl ServiceHandle {
 
     /// Asks for the receives of a queue pair in ERR to be flushed.
     pub(super) fn request_flush(&self, qp: &Arc<QpShared>) {
-        locked(&self.flush_requests).push(qp.clone());
+        locked(&self.flush_requests).push((qp.clone(), qp.epoch()));
         self.wake();
     }
 
@@ -153,9 +151,20 @@ struct InboundPeer {
 /// Cleanup that may have to wait for a peer.
 enum PendingCleanup {
     /// Flush the receives of a queue pair in ERR.
-    Flush { qp: Arc<QpShared>, peer: PeerDeparture },
-    /// Reclaim the peer line of a datagram sender that is gone.
-    DatagramSender { line: AssignedLine, sender: u32 },
+    Flush(FlushRequest),
+    /// Reclaim the peer lines of datagram senders that are gone, and what they had taken.
+    DatagramSenders(Vec<(AssignedLine, u32)>),
+}
+
+/// A queue pair in ERR whose receives are to be flushed.
+struct FlushRequest {
+    qp: Arc<QpShared>,
+    /// The epoch that has ended. A queue pair in another epoch was reset since.
+    epoch: u64,
+    /// RC: its peer, which may be inside an operation.
+    peer: PeerDeparture,
+    /// UD: senders that may be inside an operation.
+    senders: Option<Quiescence>,
 }
 
 /// Runs the service thread until the device is closed.
@@ -396,7 +405,9 @@ impl Service {
         match kind {
             Request::PEER_LINE => {
                 let tenure = ConnectionWord::ready(self.device.next_epoch(0)).tenure();
-                let reply = match locked(&self.device.peer_lines).assign_datagram_sender(gid, tenure) {
+                let of_process = self.devices_of_process(&gid);
+                let mut lines = locked(&self.device.peer_lines);
+                let reply = match lines.assign_datagram_sender(gid, tenure, &of_process) {
                     Ok(AssignedLine { index, usage: LineUse::Datagrams { sender }, .. }) => {
                         Reply::new(Reply::OK, u64::from(sender) << 32 | u64::from(index))
                     }
@@ -428,6 +439,17 @@ impl Service {
             }
             _ => (Some(Reply::new(Reply::MALFORMED, 0)), false),
         }
+    }
+
+    /// The devices of the process of a peer, as far as they are connected; the peer's device alone if the process is this one.
+    fn devices_of_process(&self, gid: &[u8; 16]) -> Vec<[u8; 16]> {
+        let pid = self.peers.values().find(|peer| peer.gid == Some(*gid)).and_then(|peer| peer.pid);
+        let is_of_process = |peer: &&InboundPeer| pid.is_some() && peer.pid == pid;
+        let mut devices: Vec<_> =
+            self.peers.values().filter(is_of_process).filter_map(|peer| peer.gid).chain([*gid]).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
     }
 
     /// Performs an operation on memory registered in place, for a peer that cannot do it itself. Returns the former value
@@ -509,11 +531,12 @@ impl Service {
         }
         self.fail_qps_of(&gid);
         let mut lines = locked(&self.device.peer_lines);
-        self.pending.extend(lines.all().filter(|line| line.gid == gid).filter_map(|line| match line.usage {
-            LineUse::Datagrams { sender } => Some(PendingCleanup::DatagramSender { line, sender }),
+        let senders = lines.all().filter(|line| line.gid == gid).filter_map(|line| match line.usage {
+            LineUse::Datagrams { sender } => Some((line, sender)),
             // Its queue pair retires it.
             LineUse::Connection { .. } => None,
-        }));
+        });
+        self.pending.push(PendingCleanup::DatagramSenders(senders.collect()));
         lines.forget_gone_peer(&gid);
     }
 
@@ -559,70 +582,123 @@ impl Service {
     /// Collects the flush requests and completes whatever cleanup can be completed now. Returns whether some is left.
     fn run_pending_cleanup(&mut self) -> bool {
         let requested = std::mem::take(&mut *locked(&self.device.service.flush_requests));
-        let flush = |qp| PendingCleanup::Flush { qp, peer: PeerDeparture::default() };
-        self.pending.extend(requested.into_iter().map(flush));
+        for (qp, epoch) in requested {
+            // One request covers all receives that are posted before it is finished.
+            let is_same = |item: &PendingCleanup| matches!(item, PendingCleanup::Flush(known) if known.epoch == epoch && Arc::ptr_eq(&known.qp, &qp));
+            if !self.pending.iter().any(is_same) {
+                let request = FlushRequest { qp, epoch, peer: PeerDeparture::default(), senders: None };
+                self.pending.push(PendingCleanup::Flush(request));
+            }
+        }
         let device = self.device.clone();
         self.pending.retain_mut(|item| match item {
-            PendingCleanup::Flush { qp, peer } => !try_flush(&device, qp, peer),
-            PendingCleanup::DatagramSender { line, sender } => {
-                !try_reclaim_datagram_sender(&device, line, *sender)
-            }
+            PendingCleanup::Flush(request) => !request.try_finish(&device),
+            PendingCleanup::DatagramSenders(gone) => !try_reclaim_datagram_senders(&device, gone),
         });
         !self.pending.is_empty()
     }
 }
 
-/// Pushes the flush marker of a queue pair in ERR, if its peer can complete no more receives. Returns whether that is done.
-fn try_flush(device: &DeviceShared, qp: &Arc<QpShared>, peer: &mut PeerDeparture) -> bool {
-    if qp.destroyed.load(Acquire) {
-        return true;
-    }
-    if !qp.peer_has_left(peer) {
-        return false;
-    }
-    let _one_at_a_time = locked(&device.service.cleanup);
-    // A reset takes the same lock: as long as we hold it, no new peer can push completions of this queue pair.
-    if qp.state() != QpState::Error {
-        return true;
-    }
-    let done = qp.recv_cq.ring.try_push(&device.service.claim, &qp.flush_marker());
-    if done && matches!(qp.recv, RecvSource::Shared(_)) {
-        device.emit(Event::LastWqeReached(qp.num));
-    }
-    done
-}
-
-/// Reclaims the line and the number of a datagram sender that is gone, and has the pollers return the receives that it had taken.
-/// Returns whether that is done.
-fn try_reclaim_datagram_sender(device: &DeviceShared, peer: &AssignedLine, sender: u32) -> bool {
-    let line = &peer.line;
-    let ring_at = line.cq_at.load(Relaxed);
-    let is_cq_of_datagrams = |qp: &Arc<QpShared>| qp.is_datagram() && qp.recv_cq.at() == ring_at;
-    // The peer wrote the offset: only a completion queue that datagrams are pushed to can be meant.
-    if line.claim.load(Relaxed) != reservation::IDLE
-        && let Some(qp) = device.all_qps().iter().find(|qp| is_cq_of_datagrams(qp))
-        && !device.void_abandoned_reservation(peer, &qp.recv_cq.ring)
-    {
-        return false;
-    }
-    for qp in device.all_qps().into_iter().filter(|qp| qp.is_datagram() && !qp.destroyed.load(Acquire)) {
-        let marker = NewCqe {
-            kind: CqeKind::Reclaim,
-            opcode: Opcode::Unspecified,
-            status: Status::RemoteAborted,
-            request: RequestWord::of_reclaim(sender),
-            qp_num: qp.num,
-            byte_len: 0,
-            detail: 0,
-            has_imm: false,
-            epoch: short_epoch(qp.epoch()),
-        };
-        let _one_at_a_time = locked(&device.service.cleanup);
-        // After a failure all markers are pushed again; a second marker finds nothing to return.
-        if !qp.recv_cq.ring.try_push(&device.service.claim, &marker) {
+impl FlushRequest {
+    /// Has the poller flush the receives, if no peer can complete or write them any more. Returns whether that is done.
+    fn try_finish(&mut self, device: &DeviceShared) -> bool {
+        let FlushRequest { qp, epoch, peer, senders } = self;
+        if qp.destroyed.load(Acquire) {
+            return true;
+        }
+        if let RecvSource::Datagram(queue) = &qp.recv {
+            // A sender that begins now finds the queue pair closed.
+            let senders = senders.get_or_insert_with(|| device.observe_datagram_senders());
+            let have_left = senders.is_reached(device);
+            // What a sender has taken that is inside waits for this sender, and nothing else does.
+            let inside: HashSet<u16> = senders.datagram_senders().map(taker_of_datagram_sender).collect();
+            let _one_at_a_time = locked(&device.service.cleanup);
+            let taken = queue.announce_return_of_all(|taker| inside.contains(&taker));
+            announce_return(queue, taken, Status::Flushed, &[&*qp]);
+            return have_left;
+        }
+        if !qp.peer_has_left(peer) {
             return false;
         }
+        let _one_at_a_time = locked(&device.service.cleanup);
+        // A reset takes the same lock: as long as we hold it, no new peer can complete receives of this queue pair.
+        if qp.state() != QpState::Error || qp.epoch() != *epoch {
+            return true;
+        }
+        qp.recv_cq.post_notice(Notice::Flush { qp: qp.clone(), epoch: *epoch });
+        if matches!(qp.recv, RecvSource::Shared(_)) {
+            device.emit(Event::LastWqeReached(qp.num));
+        }
+        true
     }
-    device.retire_line(peer);
-    true
+}
+
+/// Reclaims the lines and the numbers of datagram senders that are gone, and has the pollers return the receives that they had taken.
+/// Returns whether that is done for all of them; those that are left stay in the list.
+fn try_reclaim_datagram_senders(device: &DeviceShared, gone: &mut Vec<(AssignedLine, u32)>) -> bool {
+    let reclaimed: Vec<_> = gone.extract_if(.., |(line, _)| try_void_reservation(device, line)).collect();
+    if reclaimed.is_empty() {
+        return gone.is_empty();
+    }
+    let takers: HashSet<u16> =
+        reclaimed.iter().map(|(_, sender)| taker_of_datagram_sender(*sender)).collect();
+    {
+        let _one_at_a_time = locked(&device.service.cleanup);
+        let qps: Vec<_> = device.all_qps();
+        let is_open = |qp: &&Arc<QpShared>| qp.is_datagram() && !qp.destroyed.load(Acquire);
+        let mut queues: Vec<(&Arc<SharedRecvQueue>, Vec<&Arc<QpShared>>)> = Vec::new();
+        for qp in qps.iter().filter(is_open) {
+            let (RecvSource::Shared(queue) | RecvSource::Datagram(queue)) = &qp.recv else { continue };
+            match queues.iter_mut().find(|(known, _)| Arc::ptr_eq(known, queue)) {
+                Some((_, users)) => users.push(qp),
+                None => queues.push((queue, vec![qp])),
+            }
+        }
+        for (queue, users) in queues {
+            let taken = queue.announce_return(|taker| takers.contains(&taker));
+            announce_return(queue, taken, Status::RemoteAborted, &users);
+        }
+    }
+    for (line, _) in reclaimed {
+        device.reclaim_line(&line);
+    }
+    gone.is_empty()
+}
+
+/// Voids what a datagram sender that is gone has reserved and not published. Then everything that it published comes before a notice that is
+/// posted now. Returns false if that cannot be decided yet.
+fn try_void_reservation(device: &DeviceShared, gone: &AssignedLine) -> bool {
+    let ring_at = gone.line.cq_at.load(Relaxed);
+    let is_cq_of_datagrams = |qp: &&Arc<QpShared>| qp.is_datagram() && qp.recv_cq.at() == ring_at;
+    // The peer wrote the offset: only a completion queue that datagrams are pushed to can be meant.
+    gone.line.claim.load(Relaxed) == reservation::IDLE
+        || device
+            .all_qps()
+            .iter()
+            .find(is_cq_of_datagrams)
+            .is_none_or(|qp| device.void_abandoned_reservation(gone, &qp.recv_cq.ring))
+}
+
+/// Has the pollers return receives of a queue to the program. `users`: the queue pairs that use the queue. The receives may have completed
+/// in the completion queue of any of them.
+fn announce_return(
+    queue: &Arc<SharedRecvQueue>,
+    taken: Vec<TakenSlot>,
+    status: Status,
+    users: &[&Arc<QpShared>],
+) {
+    if users.is_empty() || taken.is_empty() {
+        return;
+    }
+    let mut cqs: Vec<(&Arc<CqShared>, u32)> = Vec::new();
+    for user in users {
+        if !cqs.iter().any(|(known, _)| Arc::ptr_eq(known, &user.recv_cq)) {
+            cqs.push((&user.recv_cq, user.num));
+        }
+    }
+    // One handle for each notice, and none here: whoever has the last one returns the receives.
+    let handles = vec![Arc::new(ReturnedRecvs { queue: queue.clone(), taken, status }); cqs.len()];
+    for ((cq, qp_num), returned) in cqs.into_iter().zip(handles) {
+        cq.post_notice(Notice::Return { returned, qp_num });
+    }
 }

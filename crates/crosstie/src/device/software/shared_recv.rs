@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A taker records itself in the same compare-and-swap with which it takes. If it dies before it completes the receive, the
-//! owner finds the receive by that number and returns it (`Cq::queue_reclaim`).
+//! owner finds the receive by that number and returns it to the program ([`SharedRecvQueue::announce_return`]).
 
 use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
@@ -17,7 +17,7 @@ use core::sync::atomic::{
 };
 use std::sync::Arc;
 
-use super::layout::{SrqHeader, SrqWord};
+use super::layout::{OWNER_TAKES, SrqHeader, SrqWord};
 use super::recv::{CompletedRecv, RecvSlots, WrittenEntries, check, room};
 use super::state::{Allocation, DeviceShared};
 use crate::device::{DeviceError, PostError, RecvWr};
@@ -31,11 +31,10 @@ pub(super) struct SharedRecvQueue {
     pub(super) header: SharedRef<SrqHeader>,
     words: SharedSlice<AtomicU64>,
     slots: RecvSlots,
+    /// One for each receive that the queue has room for. They have the first slots.
     records: Box<[RecvRecord]>,
     /// For each word, whether the receive that was posted there is outstanding: takers have the cache lines of the words.
     words_in_use: Box<[AtomicBool]>,
-    /// Slots that may be in use: the first ones.
-    capacity: usize,
     /// Set when a receive completes, for a poster that found all slots in use.
     completed: AtomicBool,
     pub(super) memory: Allocation,
@@ -45,12 +44,13 @@ pub(super) struct SharedRecvQueue {
 #[derive(Debug, Default)]
 struct RecvRecord {
     wr_id: AtomicU64,
-    /// The position at which it was posted.
-    position: AtomicU64,
+    /// One more than the position at which it was posted; zero once it has completed. The poster sets it. The poller that changes it
+    /// back, by a compare-and-swap, completes the receive: no two receives of a queue have the same position.
+    posted_at: AtomicU64,
+    /// The `posted_at` of the receive whose return was announced last. Writer: the thread that holds `ServiceHandle::cleanup`.
+    returned_at: AtomicU64,
     /// Bytes that it has room for.
     room: AtomicU32,
-    /// The poster sets it, pollers clear it.
-    is_outstanding: AtomicBool,
     entries: WrittenEntries,
 }
 
@@ -88,12 +88,25 @@ impl SharedRecvQueue {
             header,
             words,
             slots,
-            records: (0..depth).map(|_| RecvRecord::default()).collect(),
+            records: (0..max_wr).map(|_| RecvRecord::default()).collect(),
             words_in_use: (0..2 * depth).map(|_| AtomicBool::new(false)).collect(),
-            capacity: max_wr as usize,
             completed: AtomicBool::new(false),
             memory,
         })
+    }
+
+    /// How many receives it has room for.
+    pub(super) fn capacity(&self) -> u32 {
+        self.records.len() as u32
+    }
+
+    /// The number of slots: a power of two.
+    pub(super) fn depth(&self) -> u32 {
+        self.slots.depth() as u32
+    }
+
+    pub(super) fn max_sge(&self) -> u32 {
+        self.slots.max_sge
     }
 
     /// Posts up to `count` receives, see [`Srq::post_recvs`](crate::device::Srq::post_recvs).
@@ -113,12 +126,11 @@ impl SharedRecvQueue {
         {
             record.wr_id.store(wr.wr_id, Relaxed);
             record.room.store(room, Relaxed);
-            record.position.store(position, Relaxed);
             record.entries.write(&self.slots, slot, wr.sges);
             self.word_in_use(position).store(true, Relaxed);
-            // Release, partner: the Acquire load in `is_outstanding`. The position is that of this receive.
-            record.is_outstanding.store(true, Release);
             self.words.ring(position).store(SrqWord::posted(position, slot as u16).0, Relaxed);
+            // Release, partner: the Acquire loads in `complete` and `outstanding`. The other fields, and the word, are those of this receive.
+            record.posted_at.store(position + 1, Release);
             cursor.posted = position + 1;
             posted += 1;
         }
@@ -174,12 +186,12 @@ impl SharedRecvQueue {
     /// Checks the slot where to look first, and moves on to the next one.
     #[inline(always)]
     fn check_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
-        let slot = if cursor.next < self.capacity { cursor.next } else { 0 };
+        let slot = if cursor.next < self.records.len() { cursor.next } else { 0 };
         cursor.next = slot + 1;
         cursor.count_check();
         let record = self.records.get(slot)?;
-        // Acquire, partner: the Release store in `complete`: the slot's fields have been read.
-        (!record.is_outstanding.load(Acquire)).then_some((slot, record))
+        // Acquire, partner: the Release exchange in `complete`: the slot's fields have been read.
+        (record.posted_at.load(Acquire) == 0).then_some((slot, record))
     }
 
     /// Checks all other slots.
@@ -190,7 +202,7 @@ impl SharedRecvQueue {
         if !is_first_search && !self.completed.swap(false, Acquire) {
             return None;
         }
-        let unchecked = self.capacity - usize::from(is_first_search);
+        let unchecked = self.records.len().saturating_sub(usize::from(is_first_search));
         let found = (0..unchecked).find_map(|_| self.check_slot(cursor));
         cursor.full = found.is_none();
         found
@@ -200,58 +212,89 @@ impl SharedRecvQueue {
     #[inline]
     pub(super) fn complete(&self, slot: u32) -> Option<CompletedRecv> {
         let record = self.records.get(slot as usize)?;
-        if !record.is_outstanding.load(Acquire) {
+        // Acquire, partner: the Release store in `post`.
+        self.complete_posted_at(record, record.posted_at.load(Acquire))
+    }
+
+    /// Completes this receive, unless it has completed meanwhile.
+    pub(super) fn complete_taken(&self, taken: TakenSlot) -> Option<CompletedRecv> {
+        let record = self.records.get(taken.slot as usize)?;
+        // Acquire, partner: as in `complete`.
+        let posted_at = record.posted_at.load(Acquire);
+        if posted_at != taken.position + 1 {
             return None;
         }
+        self.complete_posted_at(record, posted_at)
+    }
+
+    /// Completes the receive that the record is of, if that is still the one which was posted at `posted_at`. The poller of another queue
+    /// may be completing it, too, if a peer has forged an entry: one of the two does.
+    #[inline(always)]
+    fn complete_posted_at(&self, record: &RecvRecord, posted_at: u64) -> Option<CompletedRecv> {
+        let position = posted_at.checked_sub(1)?;
         let recv = CompletedRecv { wr_id: record.wr_id.load(Relaxed), room: record.room.load(Relaxed) };
+        #[cfg(test)]
+        super::pauses::at(super::pauses::Pause::RecordRead);
+        // Release, partner: the Acquire load in `check_slot`: the fields have been read.
+        record.posted_at.compare_exchange(posted_at, 0, Release, Relaxed).ok()?;
         // Release, partner: the Acquire load in `is_free_position`.
-        self.word_in_use(record.position.load(Relaxed)).store(false, Release);
-        // Release, partner: the Acquire load in `check_slot`.
-        record.is_outstanding.store(false, Release);
+        self.word_in_use(position).store(false, Release);
         // Release, partner: the Acquire swap in `search_slot`.
         self.completed.store(true, Release);
         Some(recv)
     }
 
+    /// Every outstanding receive, and the word at its position, which peers can write.
+    fn outstanding(&self) -> impl Iterator<Item = (TakenSlot, SrqWord)> {
+        (0..).zip(&self.records).filter_map(|(slot, record)| {
+            // Acquire, partner: the Release store in `post`.
+            let position = record.posted_at.load(Acquire).checked_sub(1)?;
+            Some((TakenSlot { position, slot }, SrqWord(self.words.ring(position).load(Acquire))))
+        })
+    }
+
     /// The receives that `taker` took and that are outstanding, in the order of posting. Those that it has completed are among them until
     /// the completion has been polled.
     pub(super) fn taken_by(&self, taker: u16) -> Vec<TakenSlot> {
-        let mut taken: Vec<TakenSlot> = (0..self.words.len())
-            .map(|i| SrqWord(self.words[i].load(Acquire)))
-            .filter(|word| word.is_taken() && word.taker() == taker)
-            .filter_map(|word| {
-                let slot = word.slot().into();
-                let position = self.records.get(slot as usize)?.position.load(Relaxed);
-                let taken = TakenSlot { position, slot };
-                (word.is_at(position) && self.is_outstanding(taken)).then_some(taken)
-            })
-            .collect();
+        let is_taken =
+            |(taken, word): &(TakenSlot, SrqWord)| word.is_taken_by(taken.position, |by| by == taker);
+        let mut taken: Vec<TakenSlot> = self.outstanding().filter(is_taken).map(|(taken, _)| taken).collect();
         taken.sort_unstable();
         taken
     }
 
-    /// Every outstanding receive, in the order of posting.
-    pub(super) fn all_outstanding(&self) -> Vec<TakenSlot> {
-        let mut outstanding: Vec<TakenSlot> = (0..)
-            .zip(&self.records)
-            .map(|(slot, record)| TakenSlot { position: record.position.load(Relaxed), slot })
-            .filter(|taken| self.is_outstanding(*taken))
-            .collect();
-        outstanding.sort_unstable();
-        outstanding
+    /// The outstanding receives that a taker took for which `of` holds, in the order of posting. Each is announced once, however often this
+    /// is called: so all that wait to be returned are never more than the queue has. The caller holds `ServiceHandle::cleanup`.
+    pub(super) fn announce_return(&self, of: impl Fn(u16) -> bool) -> Vec<TakenSlot> {
+        let is_taken = |(taken, word): &(TakenSlot, SrqWord)| word.is_taken_by(taken.position, &of);
+        self.announce(self.outstanding().filter(is_taken).map(|(taken, _)| taken))
     }
 
-    /// Makes room for another receive, without a completion, unless this one has completed meanwhile.
-    pub(super) fn free_taken(&self, taken: TakenSlot) {
-        if self.is_outstanding(taken) {
-            self.complete(taken.slot);
+    /// As [`announce_return`](SharedRecvQueue::announce_return), of all receives but those that somebody took for whom `may_use` holds.
+    /// Nobody takes a receive any more.
+    pub(super) fn announce_return_of_all(&self, may_use: impl Fn(u16) -> bool) -> Vec<TakenSlot> {
+        for (taken, word) in self.outstanding() {
+            if word.is_at(taken.position) && !word.is_taken() {
+                // If this fails, a sender has just taken it.
+                let at = self.words.ring(taken.position);
+                at.compare_exchange(word.0, word.taken_by(OWNER_TAKES).0, Acquire, Acquire).ok();
+            }
         }
+        let is_free = |(taken, word): &(TakenSlot, SrqWord)| !word.is_taken_by(taken.position, &may_use);
+        self.announce(self.outstanding().filter(is_free).map(|(taken, _)| taken))
     }
 
-    fn is_outstanding(&self, taken: TakenSlot) -> bool {
-        let record = &self.records[taken.slot as usize];
-        // Acquire, partner: the Release stores in `complete` and `post`.
-        record.is_outstanding.load(Acquire) && record.position.load(Relaxed) == taken.position
+    fn announce(&self, receives: impl Iterator<Item = TakenSlot>) -> Vec<TakenSlot> {
+        let is_new = |taken: &TakenSlot| {
+            let posted_at = taken.position + 1;
+            let returned_at = &self.records[taken.slot as usize].returned_at;
+            let is_new = returned_at.load(Relaxed) != posted_at;
+            returned_at.store(posted_at, Relaxed);
+            is_new
+        };
+        let mut receives: Vec<TakenSlot> = receives.filter(is_new).collect();
+        receives.sort_unstable();
+        receives
     }
 }
 
@@ -260,7 +303,7 @@ impl SharedRecvQueue {
 pub(super) struct TakenSlot {
     /// Where it was posted: no two receives of a queue have the same position.
     position: u64,
-    pub(super) slot: u32,
+    slot: u32,
 }
 
 impl Drop for SharedRecvQueue {
@@ -465,6 +508,32 @@ mod tests {
             assert_eq!(completed(slot), Some(wr_id));
         }
         assert_eq!((take(&mut late, &mut seen), take(&mut others, &mut seen)), (None, None));
+    }
+
+    /// The pollers of two completion queues complete the same receive: one has read its record when the other one comes. Nor does the
+    /// first one complete the receive that was posted to the slot meanwhile.
+    #[test]
+    fn receive_of_a_shared_queue_completes_once() {
+        use super::super::pauses::{Pause, once_at};
+        let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let shared = super::super::invalid_input_tests::shared_arc(&device);
+        for posts_again in [false, true] {
+            let queue = Arc::new(SharedRecvQueue::new(shared, 1, 1, 1).unwrap());
+            let mut cursor = PostCursor::default();
+            queue.post(&mut cursor, &RecvWr { wr_id: 7, sges: &[] }, 1).unwrap();
+            let (sender, others) = std::sync::mpsc::channel();
+            let other = queue.clone();
+            once_at(Pause::RecordRead, move || {
+                let completed = other.complete(0).map(|recv| recv.wr_id);
+                if posts_again {
+                    other.post(&mut cursor, &RecvWr { wr_id: 8, sges: &[] }, 1).unwrap();
+                }
+                sender.send(completed).unwrap();
+            });
+            assert_eq!(queue.complete(0), None);
+            assert_eq!(others.recv().unwrap(), Some(7));
+            assert_eq!(queue.complete(0).map(|recv| recv.wr_id), posts_again.then_some(8));
+        }
     }
 
     #[test]

@@ -350,6 +350,16 @@ impl DeviceShared {
         }
     }
 
+    /// Takes the line of a datagram sender back that is gone.
+    pub(super) fn reclaim_line(&self, line: &AssignedLine) {
+        let mut lines = locked(&self.peer_lines);
+        // Its device may be connected again by now; what had the line open before is gone all the same.
+        lines.retire(line, true);
+        if !self.is_peer_connected(&line.gid) {
+            lines.forget_gone_peer(&line.gid);
+        }
+    }
+
     // Queue pairs.
 
     pub(super) fn add_qp(

@@ -55,6 +55,23 @@ fn send_template(victim: &Victim, qp: &RcQp) -> ForgedCompletion {
     ForgedCompletion::like(new, 99)
 }
 
+/// A correct completion of the first receive for datagrams.
+fn datagram_template(victim: &Victim, qp: &UdQp) -> ForgedCompletion {
+    let shared = shared_arc(&victim.device).qp(qp.qp_num()).unwrap();
+    let new = NewCqe {
+        kind: CqeKind::Recv,
+        opcode: Opcode::Recv,
+        status: Status::Success,
+        request: RequestWord::of_recv(0, 1),
+        qp_num: qp.qp_num(),
+        byte_len: 56,
+        detail: 0,
+        has_imm: false,
+        epoch: short_epoch(shared.epoch()),
+    };
+    ForgedCompletion::like(new, 0)
+}
+
 fn cases(victim: &Victim, ends: &Ends, posted: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |what: &str, forged: ForgedCompletion, count: usize, expect: Expect| {
@@ -118,8 +135,44 @@ fn cases(victim: &Victim, ends: &Ends, posted: usize) -> Vec<Case> {
     for status in 1..=255 {
         add(&format!("status {status}"), ForgedCompletion { status, ..own }, 1, Expect::Anything);
     }
-    // Markers, which only the service thread of the victim pushes, and kinds that do not exist.
-    for kind in (4..=255).step_by(3).chain([CqeKind::Flush as u8, CqeKind::Reclaim as u8]) {
+    // Datagrams.
+    let datagram = datagram_template(victim, &ends.datagram);
+    add("a correct datagram", datagram, 1, Expect::Receives(1));
+    add("the same receive of datagrams again", datagram, 5, Expect::Receives(1));
+    for slot in [8, 9, 1 << 15, u64::from(u32::MAX)] {
+        add(
+            &format!("datagram, slot {slot}"),
+            ForgedCompletion { request: slot, ..datagram },
+            1,
+            Expect::Nothing,
+        );
+    }
+    for byte_len in [RECEIVE as u32 + 1, 1 << 31, u32::MAX] {
+        let forged = ForgedCompletion { byte_len, ..datagram };
+        add(&format!("datagram, length {byte_len}"), forged, 1, Expect::Failure);
+    }
+    for opcode in (0..8).filter(|opcode| ![5, 6].contains(opcode)) {
+        add(
+            &format!("datagram, opcode {opcode}"),
+            ForgedCompletion { opcode, ..datagram },
+            1,
+            Expect::Failure,
+        );
+    }
+    for status in [1, 7, 255] {
+        add(
+            &format!("datagram, status {status}"),
+            ForgedCompletion { status, ..datagram },
+            1,
+            Expect::Anything,
+        );
+    }
+    for epoch_and_imm in [datagram.epoch_and_imm.wrapping_add(2), datagram.epoch_and_imm.wrapping_sub(2)] {
+        let forged = ForgedCompletion { epoch_and_imm, ..datagram };
+        add("datagram of another epoch", forged, 1, Expect::Nothing);
+    }
+    // Kinds that do not exist.
+    for kind in (4..=255).step_by(3).chain([5]) {
         for request in [0, 1, u64::from(u32::MAX), u64::MAX, 1 << 14, (1 << 32) - (1 << 14)] {
             for base in [own_send, shared_send] {
                 let forged = ForgedCompletion { kind, request, ..base };
@@ -148,13 +201,15 @@ fn forged_completions_harm_only_the_connection_of_the_attacker() {
         let (mut ends, remote) = victim.connect(&mut attacker);
         let mut outstanding = HashSet::new();
         ends.post_receives(&victim.buffers, &mut outstanding);
-        // The queue pair's own queue and the SRQ have the same number of receives.
-        let list = cases(&victim, &ends, outstanding.len() / 2);
+        // All three queues have the same number of receives.
+        let list = cases(&victim, &ends, outstanding.len() / 3);
         total = list.len();
         let Case { what, forged, count, expect } = &list[number];
         number += 1;
         let cq_at = {
-            let qp = shared_arc(&victim.device).qp(ends.own.qp_num()).unwrap();
+            let is_datagram = forged.qp_num == ends.datagram.qp_num();
+            let queue = if is_datagram { "datagram" } else { "own" };
+            let qp = shared_arc(&victim.device).qp(ends.qp_num(queue)).unwrap();
             qp.block.recv_cq.load(core::sync::atomic::Ordering::Relaxed)
         };
         let written = attacker.ask(&format!("complete {cq_at} {count} {}", encode(forged)));
@@ -164,9 +219,11 @@ fn forged_completions_harm_only_the_connection_of_the_attacker() {
         while polled < 4 {
             polled += 1;
             ends.cq.poll(16, |completion| seen.push(*completion)).unwrap();
+            ends.datagram_cq.poll(16, |completion| seen.push(*completion)).unwrap();
         }
         for completion in &seen {
-            let of_this_queue = [ends.own.qp_num(), ends.shared.qp_num()].contains(&completion.qp_num);
+            let qps = ["own", "shared", "datagram"].map(|queue| ends.qp_num(queue));
+            let of_this_queue = qps.contains(&completion.qp_num);
             assert!(of_this_queue, "{what}: {completion:?}");
         }
         let is_receive = |c: &Completion| {
@@ -186,7 +243,7 @@ fn forged_completions_harm_only_the_connection_of_the_attacker() {
             Expect::Failure => {
                 assert!(seen.iter().all(|c| !c.status.is_success() && c.byte_len == 0), "{what}: {seen:?}");
                 assert!(!seen.is_empty(), "{what}: the receive was lost");
-                let qp = if forged.qp_num == ends.own.qp_num() { &ends.own } else { &ends.shared };
+                let qp = shared_arc(&victim.device).qp(forged.qp_num).unwrap();
                 let begun = std::time::Instant::now();
                 while qp.state() != QpState::Error {
                     assert!(begun.elapsed() < TIMEOUT, "{what}: the connection goes on");

@@ -10,6 +10,7 @@ use super::super::layout::{
     CQES_AT, CqHeader, Cqe, Header, OwnerLine, PeerLine, QpBlock, RECV_HEAD_WORDS, REGIONS_AT, RegionEntry,
     RegionKey, SrqHeader, recv_stride,
 };
+use super::super::peer_lines::{AssignedLine, LineUse};
 use super::super::qp::QpShared;
 use super::super::state::{DeviceShared, locked};
 use super::{Attacker, ROLE, Victim, load};
@@ -85,7 +86,12 @@ impl Words<'_> {
 /// All words of one structure that belongs to queue pair `qp`, or to the region with this key.
 pub(super) fn fields(structure: Structure, device: &DeviceShared, qp: &QpShared, key: u32) -> Vec<Word> {
     let segment = &device.segment;
-    let lines = qp.peer_line().map(|peer| locked(&device.peer_lines).segment(&peer.gid).unwrap());
+    let mut peer_lines = locked(&device.peer_lines);
+    // Of a datagram queue pair: the line of the sender that came last.
+    let is_sender = |line: &AssignedLine| qp.is_datagram() && matches!(line.usage, LineUse::Datagrams { .. });
+    let line_of_sender = || peer_lines.all().filter(is_sender).max_by_key(|line| line.tenure);
+    let peer_line = qp.peer_line().or_else(line_of_sender);
+    let lines = peer_line.as_ref().map(|peer| peer_lines.segment(&peer.gid).unwrap());
     let mut words = Words { list: Vec::new(), in_lines: false, segment };
     let owner_line = &qp.block.owner_line;
     let (recv_at, sges) = (owner_line.recv_at.load(Relaxed), owner_line.recv_sges.load(Relaxed));
@@ -147,7 +153,7 @@ pub(super) fn fields(structure: Structure, device: &DeviceShared, qp: &QpShared,
             words.add("OwnerLine.lane_at", lane_at);
         }
         Structure::Line => {
-            let (peer, lines) = (qp.peer_line().unwrap(), lines.unwrap());
+            let (peer, lines) = (peer_line.unwrap(), lines.unwrap());
             let at = u64::from(peer.index) * size_of::<PeerLine>() as u64;
             let line: SharedRef<PeerLine> = SharedRef::new(&lines, at).unwrap();
             let mut words = Words { list: Vec::new(), in_lines: true, segment: &lines };
@@ -235,6 +241,16 @@ fn forged_values(word: &Word, old: u64, aimed: &[u64]) -> Vec<u64> {
     values
 }
 
+/// Whether a queue pair with this kind of queue has words in a structure that are not also those of another one.
+fn has_own_words(queue: &str, structure: Structure) -> bool {
+    use Structure::*;
+    match queue {
+        "own" => structure != Srq,
+        "shared" => matches!(structure, Srq | Line),
+        _ => matches!(structure, Block | Line | Cq | Entries | Srq),
+    }
+}
+
 /// Each word of the victim's segment, and of the lines that the attacker writes.
 #[test]
 fn forged_words_in_the_segment_of_a_device_harm_only_the_connection_of_the_attacker() {
@@ -246,8 +262,8 @@ fn forged_words_in_the_segment_of_a_device_harm_only_the_connection_of_the_attac
         let mut victim = Victim::new();
         let mut attacker = Attacker::start();
         let aimed = victim.aimed_values();
-        for queue in ["own", "shared"] {
-            if (structure == Structure::Srq) != (queue == "shared") && structure != Structure::Line {
+        for queue in ["own", "shared", "datagram"] {
+            if !has_own_words(queue, structure) {
                 continue;
             }
             let mut at = 0;
@@ -256,16 +272,16 @@ fn forged_words_in_the_segment_of_a_device_harm_only_the_connection_of_the_attac
             loop {
                 // New connections for each value.
                 let (mut ends, remote) = victim.connect(&mut attacker);
-                let words = {
-                    let qp = if queue == "shared" { &ends.shared } else { &ends.own };
-                    let device = shared_arc(&victim.device);
-                    fields(structure, device, &device.qp(qp.qp_num()).unwrap(), victim.target.remote().rkey)
-                };
                 let mut outstanding = HashSet::new();
                 ends.post_receives(&victim.buffers, &mut outstanding);
                 // One message each, so that the attacker is attached and its line is open.
                 assert_eq!(attacker.ask("traffic"), "done");
                 victim.poll(&mut ends, &mut outstanding, "before");
+                let words = {
+                    let device = shared_arc(&victim.device);
+                    let qp = device.qp(ends.qp_num(queue)).unwrap();
+                    fields(structure, device, &qp, victim.target.remote().rkey)
+                };
                 let Some(word) = words.get(at) else { break };
                 if last != at {
                     last = at;
@@ -306,39 +322,41 @@ fn forged_words_in_the_segment_of_a_peer_harm_only_the_connection_to_it() {
         let mut victim = Victim::new();
         let mut attacker = Attacker::start();
         let aimed = victim.aimed_values();
-        let queue = if structure == Structure::Srq { "shared" } else { "own" };
-        let (mut at, mut values, mut last): (usize, Vec<u64>, usize) = (0, Vec::new(), usize::MAX);
-        loop {
-            let (mut ends, remote) = victim.connect(&mut attacker);
-            let count: usize = attacker.ask(&format!("words {number} {queue}")).parse().unwrap();
-            let words: Vec<(Word, u64)> = (0..count)
-                .map(|_| {
-                    let answer = attacker.answer();
-                    let parts: Vec<&str> = answer.split(' ').collect();
-                    let [offset, bytes, old] = [1, 2, 3].map(|i| parts[i].parse().unwrap());
-                    (Word::new(parts[0], offset, bytes), old)
-                })
-                .collect();
-            let Some((word, old)) = words.get(at) else { break };
-            if last != at {
-                last = at;
-                values = forged_values(word, *old, &aimed);
+        for queue in ["own", "shared", "datagram"].into_iter().filter(|queue| has_own_words(queue, structure))
+        {
+            let (mut at, mut values, mut last): (usize, Vec<u64>, usize) = (0, Vec::new(), usize::MAX);
+            loop {
+                let (mut ends, remote) = victim.connect(&mut attacker);
+                let count: usize = attacker.ask(&format!("words {number} {queue}")).parse().unwrap();
+                let words: Vec<(Word, u64)> = (0..count)
+                    .map(|_| {
+                        let answer = attacker.answer();
+                        let parts: Vec<&str> = answer.split(' ').collect();
+                        let [offset, bytes, old] = [1, 2, 3].map(|i| parts[i].parse().unwrap());
+                        (Word::new(parts[0], offset, bytes), old)
+                    })
+                    .collect();
+                let Some((word, old)) = words.get(at) else { break };
+                if last != at {
+                    last = at;
+                    values = forged_values(word, *old, &aimed);
+                }
+                let Some(value) = values.pop() else {
+                    at += 1;
+                    continue;
+                };
+                let what = format!("{} of the attacker = {value:#x}", word.name);
+                // Half of the time the victim has attached before, and has read most words already.
+                if value.count_ones() % 2 == 0 {
+                    ends.post_sends(remote, &victim.target);
+                }
+                attacker.ask(&format!("store-own {} {} {value}", word.offset, word.bytes));
+                let mut outstanding = HashSet::new();
+                ends.post_receives(&victim.buffers, &mut outstanding);
+                victim.exchange(&mut ends, &mut outstanding, &mut attacker, remote, &what);
+                attacker.ask(&format!("store-own {} {} {old}", word.offset, word.bytes));
+                forgeries += 1;
             }
-            let Some(value) = values.pop() else {
-                at += 1;
-                continue;
-            };
-            let what = format!("{} of the attacker = {value:#x}", word.name);
-            // Half of the time the victim has attached before, and has read most words already.
-            if value.count_ones() % 2 == 0 {
-                ends.post_sends(remote, &victim.target);
-            }
-            attacker.ask(&format!("store-own {} {} {value}", word.offset, word.bytes));
-            let mut outstanding = HashSet::new();
-            ends.post_receives(&victim.buffers, &mut outstanding);
-            victim.exchange(&mut ends, &mut outstanding, &mut attacker, remote, &what);
-            attacker.ask(&format!("store-own {} {} {old}", word.offset, word.bytes));
-            forgeries += 1;
         }
         println!("{structure:?}: {forgeries} forgeries so far");
     }

@@ -3,6 +3,7 @@
 //! ```text
 //!  this process                                             attacker (another process of the same user)
 //!  victim device:  queue pairs `own`, `shared`  <=========> two connected queue pairs
+//!                  datagram queue pair          <=========> and one for datagrams
 //!                  SRQ, target, guards                      forges words and completions in the victim's segment, and
 //!  honest device:  queue pair  <---> victim                 words of its own segment, which the victim reads when it sends
 //! ```
@@ -44,6 +45,8 @@ const POISON: u8 = 0xC7;
 /// Bytes of a receive.
 const RECEIVE: usize = 64;
 const MESSAGE: &[u8; 16] = b"sixteen bytes...";
+/// The key of datagrams.
+const KEY: u32 = 7;
 
 /// Errors come soon.
 fn impatient() -> ConnectConfig {
@@ -79,12 +82,16 @@ fn load(segment: &Segment, word: &Word) -> u64 {
 
 // ----------------------------------------------------------------------------------------------------- the attacker
 
-/// One end of the two connections: one with its own receives, one with those of an SRQ.
+/// One end of the two connections: one with its own receives, one with those of an SRQ. And a datagram queue pair.
 struct Ends {
     cq: Cq,
     own: RcQp,
     shared: RcQp,
     srq: Srq,
+    datagram_cq: Cq,
+    datagram: UdQp,
+    /// Where its datagrams go.
+    to: Option<(Ah, u32)>,
     next_wr: u64,
 }
 
@@ -95,22 +102,40 @@ impl Ends {
         let config = QpConfig { max_recv_wr: 8, ..QpConfig::default() };
         let own = pd.create_rc(&config, &cq, &cq, None).unwrap();
         let shared = pd.create_rc(&config, &cq, &cq, Some(&srq)).unwrap();
-        Ends { cq, own, shared, srq, next_wr: 0 }
+        let datagram_cq = device.create_cq(&CqConfig { depth: 16 }).unwrap();
+        let mut datagram = pd.create_ud(&config, &datagram_cq, &datagram_cq, None).unwrap();
+        datagram.activate(KEY).unwrap();
+        Ends { cq, own, shared, srq, datagram_cq, datagram, to: None, next_wr: 0 }
     }
 
-    fn connect(&mut self, own: &QpAddress, shared: &QpAddress) {
+    fn connect(&mut self, pd: &Pd, own: &QpAddress, shared: &QpAddress, datagram: u32) {
         self.own.connect(own, &impatient()).unwrap();
         self.shared.connect(shared, &impatient()).unwrap();
+        self.to = Some((pd.create_ah(&own.device).unwrap(), datagram));
+    }
+
+    /// The number of the queue pair that uses this kind of queue.
+    fn qp_num(&self, queue: &str) -> u32 {
+        match queue {
+            "own" => self.own.qp_num(),
+            "shared" => self.shared.qp_num(),
+            _ => self.datagram.qp_num(),
+        }
     }
 
     /// Posts receives until the queues are full. Adds their `wr_id`s to `outstanding`.
     fn post_receives(&mut self, buffers: &Mr, outstanding: &mut HashSet<u64>) {
-        for to_srq in [false, true] {
+        for queue in 0..3 {
             loop {
                 let slot = self.next_wr as usize % 32;
                 let sges = [buffers.sge(slot * 128..slot * 128 + RECEIVE).unwrap()];
                 let wr = RecvWr { wr_id: 1 << 32 | self.next_wr, sges: &sges };
-                match if to_srq { self.srq.post_recv(&wr) } else { self.own.post_recv(&wr) } {
+                let posted = match queue {
+                    0 => self.own.post_recv(&wr),
+                    1 => self.srq.post_recv(&wr),
+                    _ => self.datagram.post_recv(&wr),
+                };
+                match posted {
                     Ok(()) => assert!(outstanding.insert(wr.wr_id)),
                     Err(PostError::Full) => break,
                     Err(error) => panic!("{error:?}"),
@@ -137,6 +162,14 @@ impl Ends {
                     Ok(()) | Err(PostError::Full | PostError::WrongState(_)) => {}
                     Err(error) => panic!("{error:?}"),
                 }
+            }
+        }
+        let (ah, qp_num) = self.to.as_ref().unwrap();
+        for data in [Data::Inline(MESSAGE), Data::Regions(&data)] {
+            match self.datagram.post(ah, *qp_num, KEY, &SendWr::new(5, SendOp::Send, data).signaled()) {
+                // No line for this sender: the peer forges that, too.
+                Ok(()) | Err(PostError::Full | PostError::WrongState(_) | PostError::Device(_)) => {}
+                Err(error) => panic!("{error:?}"),
             }
         }
     }
@@ -274,18 +307,19 @@ fn attacker_process() {
         let line = line.unwrap();
         let order: Vec<&str> = line.split(' ').collect();
         match order[..] {
-            ["connect", own, shared, target] => {
+            ["connect", own, shared, datagram, target] => {
                 drop(ends.take());
                 outstanding.clear();
                 let (own, shared): (QpAddress, QpAddress) = (decode(own), decode(shared));
                 let mut new = Ends::new(&device, &pd);
-                new.connect(&own, &shared);
+                new.connect(&pd, &own, &shared, datagram.parse().unwrap());
                 new.post_receives(&memory, &mut outstanding);
                 let addresses = [new.own.address(), new.shared.address()];
+                let datagram = new.datagram.qp_num();
                 victim = Some((own.device, decode(target)));
                 ends = Some(new);
                 let [own, shared] = addresses.map(|address| encode(&address));
-                say(&format!("{own} {shared} {}", encode(&memory.remote())));
+                say(&format!("{own} {shared} {datagram} {}", encode(&memory.remote())));
             }
             // Forges a word of the victim's device.
             ["store", lines, offset, bytes, value] => {
@@ -330,6 +364,7 @@ fn attacker_process() {
                 let ends = ends.as_mut().unwrap();
                 ends.post_sends(victim.unwrap().1, &memory);
                 poll_some(&mut ends.cq, &mut |_| {});
+                poll_some(&mut ends.datagram_cq, &mut |_| {});
                 say("done");
             }
             _ => panic!("unknown order {line:?}"),
@@ -344,9 +379,8 @@ fn own_words(
     memory: &Mr,
     queue: &str,
 ) -> Vec<Word> {
-    let qp = if queue == "shared" { &ends.shared } else { &ends.own };
     let shared = shared_arc(device);
-    fields(structure, shared, &shared.qp(qp.qp_num()).unwrap(), memory.remote().rkey)
+    fields(structure, shared, &shared.qp(ends.qp_num(queue)).unwrap(), memory.remote().rkey)
 }
 
 /// Polls for a short while.
@@ -483,10 +517,11 @@ impl Victim {
     fn connect(&self, attacker: &mut Attacker) -> (Ends, RemoteMemory) {
         let mut ends = Ends::new(&self.device, &self.pd);
         let [own, shared] = [&ends.own, &ends.shared].map(|qp| encode(&qp.address()));
-        let answer = attacker.ask(&format!("connect {own} {shared} {}", encode(&self.target.remote())));
+        let (datagram, target) = (ends.datagram.qp_num(), encode(&self.target.remote()));
+        let answer = attacker.ask(&format!("connect {own} {shared} {datagram} {target}"));
         let parts: Vec<&str> = answer.split_whitespace().collect();
-        ends.connect(&decode(parts[0]), &decode(parts[1]));
-        (ends, decode(parts[2]))
+        ends.connect(&self.pd, &decode(parts[0]), &decode(parts[1]), parts[2].parse().unwrap());
+        (ends, decode(parts[3]))
     }
 
     /// All sides exchange messages after a forgery. `outstanding` are the receives that were posted before it.
@@ -508,7 +543,7 @@ impl Victim {
     }
 
     fn poll(&mut self, ends: &mut Ends, outstanding: &mut HashSet<u64>, what: &str) {
-        poll_some(&mut ends.cq, &mut |completion| {
+        let mut check = |completion: &Completion| {
             let is_recv = matches!(completion.opcode, Opcode::Recv | Opcode::RecvWriteImm);
             if is_recv && completion.status == Status::Success {
                 assert!(outstanding.remove(&completion.wr_id), "{what}: not outstanding: {completion:?}");
@@ -519,7 +554,9 @@ impl Victim {
                     "{what}: longer than the receive: {completion:?}"
                 );
             }
-        });
+        };
+        poll_some(&mut ends.cq, &mut check);
+        poll_some(&mut ends.datagram_cq, &mut check);
     }
 
     /// Honest peers go on, and no memory has changed that the attacker was not given.
