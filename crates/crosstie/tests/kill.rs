@@ -9,10 +9,14 @@
 //! [`Setup`] says what differs: a completion queue for the victim alone, memory in place, long payloads, and
 //! queue pairs that were connected to an earlier victim.
 //!
+//! With `CROSSTIE_REFUSE_PROCESS_VM` the kernel refuses access to the memory of another process, and all victims write to memory in place, which
+//! then goes through the survivor's service thread.
+//!
 //! This program does not use libtest: it starts itself as the victims. It prints the seed; `CROSSTIE_SEED` sets it.
 
 mod killing;
 mod rng;
+mod seccomp;
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -51,6 +55,9 @@ fn main() {
     if args.get(1).map(String::as_str) == Some("victim") {
         run_victim(&args[2], args[3] == "long").expect("victim");
         return;
+    }
+    if seccomp::is_process_vm_refused() {
+        seccomp::refuse_process_vm();
     }
     let seed = rng::seed();
     let before = Footprint::take();
@@ -138,7 +145,8 @@ fn survive(seed: u64) -> Fallible<u64> {
     let mut random = Random(seed);
     let mut survivor = Survivor::new()?;
     let mut kills = 0;
-    for op in ["write-imm", "send", "datagram"] {
+    let is_refused = seccomp::is_process_vm_refused();
+    for op in ["write-imm", "send", "datagram"].into_iter().filter(|_| !is_refused) {
         for shared in [false, true] {
             let setup = Setup { shared, ..Setup::default() };
             kills += survivor.sweep(op, setup, KILLS_PER_SWEEP, &mut random)?;
@@ -155,21 +163,25 @@ fn survive(seed: u64) -> Fallible<u64> {
         ("write-imm", Setup { reconnected: true, ..plain }),
         ("send", Setup { reconnected: true, shared: true, ..exclusive }),
     ] {
-        kills += survivor.sweep(op, setup, KILLS_PER_SETUP, &mut random)?;
+        if setup.in_place || !is_refused {
+            kills += survivor.sweep(op, setup, KILLS_PER_SETUP, &mut random)?;
+        }
     }
-    for i in 0..RANDOM_KILLS {
+    let random_kills = if is_refused { RANDOM_KILLS / 4 } else { RANDOM_KILLS };
+    for i in 0..random_kills {
         let op = ["write-imm", "send", "mixed", "datagram"][random.below(4) as usize];
         let mut chance = || random.below(2) == 0;
         let [shared, exclusive, in_place, long, reconnected] = [(); 5].map(|()| chance());
+        let in_place = in_place || is_refused;
         let setup = Setup { shared, exclusive, in_place, long, reconnected };
         let delay = Duration::from_micros(random.below(3000));
         survivor.kill_after(op, setup, delay, &format!("random kill {i}, {op}, {setup:?}, {delay:?}"))?;
     }
-    kills += u64::from(RANDOM_KILLS);
-    if survivor.inline_messages < kills / 4 {
+    kills += u64::from(random_kills);
+    if survivor.inline_messages < kills / 4 && !is_refused {
         return Err(format!("only {} messages came with completions", survivor.inline_messages).into());
     }
-    println!("{RANDOM_KILLS} kills at random instants; slowest from SIGKILL to ERR: {:?}", survivor.slowest);
+    println!("{random_kills} kills at random instants; slowest from SIGKILL to ERR: {:?}", survivor.slowest);
     Ok(kills)
 }
 

@@ -74,6 +74,29 @@ pub(super) const STEPS: &[Step] = &[
         }],
     },
     Step {
+        name: "containers",
+        shows: "where the kernel refuses access to other processes' memory, as in most containers: device conformance, stopped and killed peers",
+        packages: &[],
+        timeout: 600,
+        work: &[Cargo {
+            // The programs of the step before, which need no other build.
+            arguments: &[
+                "test",
+                "--workspace",
+                "--no-fail-fast",
+                "--test",
+                "conformance",
+                "--test",
+                "stopped_peers",
+                "--test",
+                "kill",
+            ],
+            variables: &[("CROSSTIE_REFUSE_PROCESS_VM", "1")],
+            target: None,
+            tests: true,
+        }],
+    },
+    Step {
         name: "soak",
         shows: "random simulations, property tests, kills, faults and fuzz targets pass for a minute, with a seed of the commit",
         packages: &[],

@@ -14,7 +14,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -337,13 +337,41 @@ pub(crate) fn send(
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many files for one message"));
     }
     let parts = [IoSlice::new(header), IoSlice::new(payload)];
-    let sent = loop {
-        match rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::INTR) => {}
-            sent => break sent?,
-        }
-    };
+    let sent = repeat_interrupted(&socket, sockopt::Timeout::Send, || {
+        rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL)
+    })?;
     if sent == header.len() + payload.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
+}
+
+/// Sends one message without files, unless that would have to wait.
+pub(crate) fn send_now(socket: impl AsFd, message: &[u8]) -> io::Result<()> {
+    loop {
+        match rustix::net::send(&socket, message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Err(rustix::io::Errno::INTR) => {}
+            sent => return sent.map(drop).map_err(io::Error::from),
+        }
+    }
+}
+
+/// Repeats a call on a socket that a signal interrupted. The kernel begins to count the socket's timeout again with each repetition, so a timer's
+/// signals would make the wait endless: there is none after the timeout has passed since the first of them.
+fn repeat_interrupted<T>(
+    socket: impl AsFd,
+    timeout: sockopt::Timeout,
+    mut call: impl FnMut() -> rustix::io::Result<T>,
+) -> io::Result<T> {
+    let mut first = None;
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => {
+                let first = *first.get_or_insert_with(Instant::now);
+                if sockopt::socket_timeout(&socket, timeout)?.is_some_and(|limit| first.elapsed() >= limit) {
+                    return Err(io::Error::from(io::ErrorKind::TimedOut));
+                }
+            }
+            done => return Ok(done?),
+        }
+    }
 }
 
 /// A file that another process sent. Nothing is known about it, and no call on it is harmless before it is known what it is:
@@ -393,12 +421,9 @@ pub(crate) fn receive_with_files(
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let header_len = header.len();
     let mut parts = [IoSliceMut::new(header), IoSliceMut::new(payload)];
-    let got = loop {
-        match rustix::net::recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            got => break got?,
-        }
-    };
+    let got = repeat_interrupted(&socket, sockopt::Timeout::Recv, || {
+        rustix::net::recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
     let mut files = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(sent) = message {
@@ -456,8 +481,6 @@ pub(crate) mod blocking_files {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     #[test]

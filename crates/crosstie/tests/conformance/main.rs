@@ -2,7 +2,8 @@
 //!
 //! Cases with two devices use both, also without `--across`. By default the suite also runs on devices that are wrapped in a
 //! fault device, and runs the cases for memory registered in place once more with `process_vm_readv` and
-//! `process_vm_writev` forbidden.
+//! `process_vm_writev` forbidden. With `CROSSTIE_REFUSE_PROCESS_VM` all cases run in that way, once, and all their regions are memory in
+//! place: every operation goes through the peer's service thread.
 
 mod cases;
 #[path = "../harness/mod.rs"]
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
     let suite = Suite::<Participant> {
         name: "conformance",
         cases: cases::all().collect(),
+        only_extra_runs: seccomp::is_process_vm_refused(),
         timeout: Duration::from_secs(60),
         port: 7077,
         seed: None,
@@ -30,11 +32,16 @@ fn main() -> ExitCode {
             unsupported.map(|u| u.reason)
         },
         extra_runs: |setup| {
+            let by_proxy = |cases| Run {
+                setup: setup.clone(),
+                processes: true,
+                restriction: Some(Restriction { cases, ..BY_PROXY }),
+            };
+            if seccomp::is_process_vm_refused() {
+                return vec![by_proxy("")];
+            }
             // The second run is the last one, because its restriction cannot be lifted.
-            vec![
-                Run::wrapped(setup),
-                Run { setup: setup.clone(), processes: true, restriction: Some(BY_PROXY) },
-            ]
+            vec![Run::wrapped(setup), by_proxy(BY_PROXY.cases)]
         },
     };
     match UNSUPPORTED.iter().find(|u| suite.cases.iter().all(|c| c.name != u.case)) {
@@ -47,9 +54,6 @@ fn main() -> ExitCode {
 /// The kernel forbids access to another process's memory, so that the owner's service thread has to copy.
 const BY_PROXY: Restriction = Restriction {
     what: "process_vm_readv and process_vm_writev refused",
-    apply: || {
-        let calls = [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev];
-        seccomp::install_filter(&calls, seccomp::FilterMode::Deny);
-    },
+    apply: seccomp::refuse_process_vm,
     cases: "in_place",
 };

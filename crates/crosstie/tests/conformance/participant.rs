@@ -1,5 +1,6 @@
 //! What a case works with: this participant's device, a channel to the other participant, and helpers for common objects.
 
+use std::alloc::Layout;
 use std::time::{Duration, Instant};
 
 use crosstie::device::{
@@ -10,6 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::harness::channel::Channel;
 use crate::harness::{self, TestSetup};
+use crate::seccomp;
 
 /// Limit on anything that should happen. It is generous: it only ends a case that hangs.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
@@ -160,9 +162,14 @@ impl TestQp {
         TestQp { qp, cq, pd }
     }
 
-    /// Memory with all access rights.
+    /// Memory with all access rights: zeroed, and aligned to a page.
     pub(crate) fn region(&self, len: usize) -> Mr {
-        self.pd.allocate(len, Access::ALL).expect("allocate")
+        if !seccomp::is_process_vm_refused() {
+            return self.pd.allocate(len, Access::ALL).expect("allocate");
+        }
+        let layout = Layout::from_size_align(len.max(1), 4096).expect("a layout");
+        // SAFETY: the size is not zero. The memory is never freed, so it outlives the region, through which alone it is used.
+        unsafe { self.pd.register(std::alloc::alloc_zeroed(layout), len, Access::ALL) }.expect("register")
     }
 
     /// Posts a receive without memory.

@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         port: 7078,
         seed: Some(rng::choose_seed()),
         skip_reason: |_, _| None,
+        only_extra_runs: false,
         extra_runs: |setup| vec![Run::wrapped(setup)],
     };
     suite.main()

@@ -48,6 +48,8 @@ pub(crate) struct Suite<S: Participant> {
     pub(crate) seed: Option<u64>,
     /// Why a case cannot run on this setup; `None` if it can.
     pub(crate) skip_reason: fn(&str, &TestSetup) -> Option<&'static str>,
+    /// Whether only these run.
+    pub(crate) only_extra_runs: bool,
     /// What else runs when the command line chose neither device nor mode.
     pub(crate) extra_runs: fn(&TestSetup) -> Vec<Run>,
 }
@@ -189,7 +191,7 @@ impl<S: Participant> Suite<S> {
         if let Some(mode) = options.mode.as_deref() {
             return vec![run(mode == "processes")];
         }
-        let mut runs = vec![run(false), run(true)];
+        let mut runs = if self.only_extra_runs { Vec::new() } else { vec![run(false), run(true)] };
         if options.specs.is_empty() && !setup.wrapped {
             runs.extend((self.extra_runs)(&setup));
         }

@@ -10,6 +10,23 @@ pub(crate) enum FilterMode {
     Deny,
 }
 
+/// With this variable, a test program runs only what accesses the memory of another process, and the kernel refuses that to it and to all
+/// processes that it starts, as it does in most containers: `process_vm_readv` and `process_vm_writev` fail.
+#[allow(dead_code, reason = "not every test program knows it")]
+pub(crate) const REFUSE_VARIABLE: &str = "CROSSTIE_REFUSE_PROCESS_VM";
+
+/// Whether [`REFUSE_VARIABLE`] is set.
+#[allow(dead_code, reason = "not every test program asks")]
+pub(crate) fn is_process_vm_refused() -> bool {
+    std::env::var_os(REFUSE_VARIABLE).is_some()
+}
+
+/// Refuses access to the memory of other processes to this thread and to what it starts.
+#[allow(dead_code, reason = "not every test program does that")]
+pub(crate) fn refuse_process_vm() {
+    install_filter(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev], FilterMode::Deny);
+}
+
 /// Installs a filter on this thread.
 pub(crate) fn install_filter(calls: &[libc::c_long], mode: FilterMode) {
     // Classic BPF on `struct seccomp_data`, whose first word is the number of the call.

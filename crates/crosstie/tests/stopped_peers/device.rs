@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::killing::trace;
 use crate::rng::Random;
-use crate::stopping::{End, check, is_stopped, wait_for};
+use crate::stopping::{Actor, End, check, is_stopped, wait_for};
 use crate::{Fallible, TIMEOUT};
 
 /// A WRITE of this size takes long enough to be stopped in the middle.
@@ -34,9 +34,16 @@ pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("peer_killed_inside_delays_no_later_removal", killed_inside),
     ("stopped_peer_holds_up_only_what_it_can_reach", unrelated_removals),
     ("reset_fails_while_the_peer_is_inside_and_works_afterwards", reset_of_a_stopped_peer),
+    ("stopped_peer_delays_only_requests_to_itself_and_its_late_reply_is_not_used", unanswered),
     ("create_rc_succeeds_while_a_producer_is_stopped_anywhere_in_a_post", stopped_producer),
     ("completions_of_others_arrive_while_a_producer_is_stopped_anywhere_in_a_post", stopped_beside_others),
     ("datagrams_of_others_arrive_while_a_sender_is_stopped_anywhere_in_a_post", stopped_datagram_sender),
+];
+
+/// Tests in which a process accesses memory of another one.
+pub(crate) const WITH_MEMORY_IN_PLACE: &[&str] = &[
+    "deregister_of_memory_in_place_hands_the_region_back_while_a_peer_is_inside",
+    "memory_of_an_owned_region_is_not_given_back_or_freed_while_a_peer_is_inside",
 ];
 
 // ------------------------------------------------------------------------------------------------------- the tests
@@ -113,9 +120,11 @@ fn stop_inside_memory_in_place(sharing: i32) -> Fallible {
             unsafe { libc::kill(pid as libc::pid_t, libc::SIGCONT) };
         })
     };
-    let Err(first) = region.deregister(Duration::from_millis(20)) else {
+    let used = processor_time();
+    let Err(first) = region.deregister(Duration::from_millis(200)) else {
         return Err("deregistered while a peer is inside".into());
     };
+    check(processor_time() - used < Duration::from_millis(100), &"the wait for a stopped peer takes a core")?;
     check(first.process == Some(pid), &first)?;
     check(first.to_string().contains(&pid.to_string()), &first)?;
     let Err(second) = first.region.deregister(Duration::ZERO) else {
@@ -275,6 +284,77 @@ fn reset_of_a_stopped_peer(_: &mut Random) -> Fallible {
     next.expect("Success")
 }
 
+/// Atomics on memory in place go through the peer's service thread: whoever needs it waits.
+fn unanswered(_: &mut Random) -> Fallible {
+    let node = Node::new(256 << 20)?;
+    let (mut peer, mut healthy) = (Target::start()?, Target::start()?);
+    let ah = node.pd.create_ah(&peer.info.device)?;
+    let mut ud_cq = node.device.create_cq(&CqConfig::default())?;
+    let mut ud = node.pd.create_ud(&QpConfig::default(), &ud_cq, &ud_cq, None)?;
+    ud.activate(QKEY)?;
+    let send = SendWr::new(1, SendOp::Send, Data::Inline(b"message")).signaled();
+    let mut idle = Requester::connect(&node, &mut peer)?;
+    check(idle.fetch_add(&peer, 8)? == (Status::Success, 5000), "the former value")?;
+
+    // A message that has to wait for a receive, and behind it a request to the peer's service thread: the progress thread executes both
+    // when the peer has stopped.
+    let mut waiting = loop {
+        let mut waiting = Requester::connect(&node, &mut peer)?;
+        waiting.qp.post(&send)?;
+        waiting.post_fetch_add(2, &peer, 0)?;
+        peer.order("receive")?;
+        peer.actor.expect("done")?;
+        peer.actor.signal(libc::SIGSTOP)?;
+        wait_for("the peer to stop", || is_stopped(peer.actor.child.id()))?;
+        check(waiting.next_completion()? == (1, Status::Success), "the message was not sent")?;
+        if waiting.cq.poll(1, |_| {})? == 0 {
+            break waiting;
+        }
+        // Too late: it had the reply before.
+        peer.actor.signal(libc::SIGCONT)?;
+    };
+    std::thread::scope(|scope| -> Fallible {
+        // The first datagram needs a line at the peer.
+        let datagram = scope.spawn(|| ud.post(&ah, peer.info.datagrams, QKEY, &send));
+        // Another peer, in the same way.
+        let mut other = Requester::connect(&node, &mut healthy)?;
+        other.qp.post(&send)?;
+        other.post_fetch_add(2, &healthy, 8)?;
+        healthy.order("receive")?;
+        healthy.actor.expect("done")?;
+        check(other.next_completion()? == (1, Status::Success), "the message to another peer")?;
+        check(other.next_completion()? == (2, Status::Success), "the request to another peer")?;
+        check(other.former()? == 5000, "the former value at another peer")?;
+        check(waiting.cq.poll(1, |_| {})? == 0, "the stopped peer replied")?;
+        // Nor does the end of the connection, or of the memory that the result goes to, wait for the reply.
+        waiting.qp.try_reset()?;
+        waiting.memory.deregister(Duration::ZERO)?;
+        check(idle.qp.state() == QpState::ReadyToSend, "these requests waited for the stopped peer")?;
+        wait_for("the end of what used the link", || idle.qp.state() == QpState::Error)?;
+        let posted = datagram.join().map_err(|_| "the datagram panicked")?;
+        check(posted == Err(PostError::Device(libc::EHOSTUNREACH)), &posted)
+    })?;
+    check(waiting.cq.poll(1, |_| {})? == 0, "a completion after the reset")?;
+
+    // The late reply is there, and nobody takes it for another one or is kept busy by it.
+    peer.actor.signal(libc::SIGCONT)?;
+    let mut again = Requester::connect(&node, &mut peer)?;
+    let used = processor_time_of("crosstie-service")?;
+    std::thread::sleep(Duration::from_millis(200));
+    let used = processor_time_of("crosstie-service")? - used;
+    check(used <= 10, format!("the service threads took {used} ticks of 10 ms"))?;
+    check(again.fetch_add(&peer, 8)? == (Status::Success, 5001), "the former value, after the late reply")?;
+    // The old address handle reaches the peer again.
+    ud.post(&ah, peer.info.datagrams, QKEY, &send)?;
+    wait_for("the completion of a datagram", || ud_cq.poll(1, |_| {}).is_ok_and(|count| count == 1))?;
+    wait_for("a datagram", || {
+        peer.order("datagrams").is_ok() && {
+            let mut count = String::new();
+            peer.actor.output.read_line(&mut count).is_ok() && count.trim() == "1"
+        }
+    })
+}
+
 fn stopped_producer(_: &mut Random) -> Fallible {
     let node = Node::new(1 << 30)?;
     let region = node.pd.allocate(PAGE, Access::ALL)?;
@@ -428,7 +508,7 @@ fn stopped_datagram_sender(random: &mut Random) -> Fallible {
         let is_stopped_inside = executed == step;
         // What has arrived: which receive, its status, and the message.
         let mut seen: Vec<(u64, Status, Vec<u8>)> = Vec::new();
-        let mut poll = |cq: &mut Cq, seen: &mut Vec<(u64, Status, Vec<u8>)>| {
+        let poll = |cq: &mut Cq, seen: &mut Vec<(u64, Status, Vec<u8>)>| {
             let polled = cq.poll(16, |c| {
                 let mut bytes = vec![0; (c.byte_len as usize).saturating_sub(UdQp::GRH)];
                 region.read(at(c.wr_id).start + UdQp::GRH, &mut bytes).unwrap();
@@ -665,6 +745,107 @@ impl Drop for Peer {
     }
 }
 
+/// A peer process with two words of memory in place, 1000 and 5000.
+struct Target {
+    actor: Actor,
+    info: TargetInfo,
+}
+
+/// What [`run_target`] says first.
+#[derive(FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
+#[repr(C)]
+struct TargetInfo {
+    words: RemoteMemory,
+    device: DeviceAddress,
+    /// The number of its datagram queue pair.
+    datagrams: u32,
+    reserved: u32,
+}
+
+impl Target {
+    fn start() -> Fallible<Target> {
+        let mut actor = Actor::start(&["target"])?;
+        let mut info = [0; size_of::<TargetInfo>()];
+        actor.output.read_exact(&mut info)?;
+        Ok(Target { actor, info: TargetInfo::read_from_bytes(&info).map_err(|e| e.to_string())? })
+    }
+
+    fn order(&mut self, order: &str) -> Fallible {
+        Ok(writeln!(self.actor.input, "{order}")?)
+    }
+}
+
+/// Our end of a connection to a [`Target`].
+struct Requester {
+    qp: RcQp,
+    cq: Cq,
+    memory: Mr,
+}
+
+impl Requester {
+    fn connect(node: &Node, target: &mut Target) -> Fallible<Requester> {
+        let cq = node.device.create_cq(&CqConfig::default())?;
+        let mut qp = node.pd.create_rc(&QpConfig::default(), &cq, &cq, None)?;
+        target.order("connect")?;
+        target.actor.input.write_all(qp.address().as_bytes())?;
+        let mut theirs = [0; size_of::<QpAddress>()];
+        target.actor.output.read_exact(&mut theirs)?;
+        let theirs = QpAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
+        qp.connect(&theirs, &ConnectConfig { rnr_retry: 7, ..ConnectConfig::default() })?;
+        let words = Box::leak(Box::new([0u64; 8]));
+        // SAFETY: the memory is never freed, and is used through the region only.
+        let memory = unsafe { node.pd.register(words.as_mut_ptr().cast(), 64, Access::ALL)? };
+        Ok(Requester { qp, cq, memory })
+    }
+
+    fn post_fetch_add(&mut self, wr_id: u64, target: &Target, at: u64) -> Fallible {
+        let op = SendOp::FetchAdd { remote: target.info.words.at(at), add: 1 };
+        Ok(self.qp.post(&SendWr::new(wr_id, op, Data::Regions(&[self.memory.sge(0..8)?])).signaled())?)
+    }
+
+    fn next_completion(&mut self) -> Fallible<(u64, Status)> {
+        let mut next = None;
+        wait_for("a completion", || {
+            self.cq.poll(1, |c| next = Some((c.wr_id, c.status))).is_err() || next.is_some()
+        })?;
+        Ok(next.ok_or("the completion queue failed")?)
+    }
+
+    fn fetch_add(&mut self, target: &Target, at: u64) -> Fallible<(Status, u64)> {
+        self.post_fetch_add(3, target, at)?;
+        let (_, status) = self.next_completion()?;
+        Ok((status, self.former()?))
+    }
+
+    /// What the last atomic returned.
+    fn former(&self) -> Fallible<u64> {
+        let mut former = [0; 8];
+        self.memory.read(0, &mut former)?;
+        Ok(u64::from_ne_bytes(former))
+    }
+}
+
+/// The processor time of this thread.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes its result to `time`, which is valid.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// The processor time of the threads of this process with a name, in ticks of 10 ms.
+fn processor_time_of(name: &str) -> Fallible<u64> {
+    let mut ticks = 0;
+    for task in std::fs::read_dir("/proc/self/task")?.flatten() {
+        // A thread may end meanwhile.
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        if let Some(rest) = stat.split_once(&format!("({name}) ")) {
+            ticks += rest.1.split(' ').skip(11).take(2).map(|time| time.parse().unwrap_or(0)).sum::<u64>();
+        }
+    }
+    Ok(ticks)
+}
+
 fn fill(region: &Mr) {
     let page = [OURS; PAGE];
     for at in (0..region.len()).step_by(PAGE) {
@@ -769,6 +950,55 @@ pub(crate) fn run_peer(_: &[String]) -> Fallible {
             })?;
             println!("{}", status.map_or("none".into(), |status| format!("{status:?}")));
         }
+    }
+    Ok(())
+}
+
+/// A peer that only replies: to requests of its peer, and to orders.
+pub(crate) fn run_target() -> Fallible {
+    let mut input = BufReader::new(std::io::stdin());
+    let device = Device::open(&DeviceSpec::Software)?;
+    let pd = device.alloc_pd()?;
+    let mut words = vec![1000u64, 5000];
+    // SAFETY: the memory outlives the region, and is used through it only.
+    let region = unsafe { pd.register(words.as_mut_ptr().cast(), 16, Access::ALL)? };
+    let mut cq = device.create_cq(&CqConfig::default())?;
+    let buffers = pd.allocate(PAGE, Access::ALL)?;
+    let mut ud = pd.create_ud(&QpConfig::default(), &cq, &cq, None)?;
+    ud.activate(QKEY)?;
+    ud.post_recv(&RecvWr { wr_id: 1, sges: &[buffers.sge(0..256)?] })?;
+    let info =
+        TargetInfo { words: region.remote(), device: device.address(), datagrams: ud.qp_num(), reserved: 0 };
+    std::io::stdout().write_all(info.as_bytes())?;
+    std::io::stdout().flush()?;
+    let (mut qps, mut datagrams, mut order) = (Vec::new(), 0, String::new());
+    // A message without a receive is sent again after 655 ms.
+    let config = ConnectConfig { min_rnr_timer: 0, ..ConnectConfig::default() };
+    while input.read_line(&mut order)? > 0 {
+        match order.trim() {
+            "connect" => {
+                let mut address = [0; size_of::<QpAddress>()];
+                input.read_exact(&mut address)?;
+                let address = QpAddress::read_from_bytes(&address).map_err(|e| e.to_string())?;
+                let cq = device.create_cq(&CqConfig::default())?;
+                let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None)?;
+                qp.connect(&address, &config)?;
+                std::io::stdout().write_all(qp.address().as_bytes())?;
+                std::io::stdout().flush()?;
+                qps.push((qp, cq));
+            }
+            "receive" => {
+                let (qp, _) = qps.last_mut().ok_or("not connected")?;
+                qp.post_recv(&RecvWr { wr_id: 2, sges: &[buffers.sge(256..512)?] })?;
+                println!("done");
+            }
+            "datagrams" => {
+                datagrams += cq.poll(16, |c| assert_eq!((c.wr_id, c.status), (1, Status::Success)))?;
+                println!("{datagrams}");
+            }
+            other => return Err(format!("unknown order {other:?}").into()),
+        }
+        order.clear();
     }
     Ok(())
 }

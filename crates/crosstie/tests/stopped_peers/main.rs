@@ -3,7 +3,8 @@
 //! the process continues or is killed.
 //!
 //! This program does not use libtest: it starts itself as the peers. One module per role. Arguments name the tests to run;
-//! without arguments all run.
+//! without arguments all run. With `CROSSTIE_REFUSE_PROCESS_VM` only those run that access the memory of another process, and the kernel
+//! refuses that.
 
 mod bootstrap;
 mod copyrpc;
@@ -15,6 +16,8 @@ mod node;
 mod node_service;
 #[path = "../rng/mod.rs"]
 mod rng;
+#[path = "../seccomp/mod.rs"]
+mod seccomp;
 mod stopping;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,6 +65,7 @@ fn main() {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words[..] {
         ["peer", ..] => return device::run_peer(&args[1..]).expect("peer"),
+        ["target"] => return device::run_target().expect("target"),
         ["client", service, name, task, mode] => {
             return node::run_client(service, name, task, mode == "measure").expect("client");
         }
@@ -75,13 +79,21 @@ fn main() {
         ["copyrpc", task, mode] => return copyrpc::run(task, mode == "measure").expect("copyrpc peer"),
         _ => {}
     }
-    let watchdog = Watchdog::start();
     let names: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
+    let is_refused = seccomp::is_process_vm_refused();
+    if is_refused {
+        // Before any thread is started.
+        seccomp::refuse_process_vm();
+    }
+    let watchdog = Watchdog::start();
     let (mut passed, mut failed) = (0, 0);
     let mut random = Random(rng::seed());
     for (name, test) in device::TESTS.iter().chain(node::TESTS).chain(copyrpc::TESTS).chain(bootstrap::TESTS)
     {
         if !names.is_empty() && !names.iter().any(|wanted| name.contains(wanted.as_str())) {
+            continue;
+        }
+        if is_refused && !device::WITH_MEMORY_IN_PLACE.contains(name) {
             continue;
         }
         watchdog.begin(name);

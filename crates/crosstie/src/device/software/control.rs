@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::local::socket::{self, Address, ListeningSocket, Peer, Socket};
 
 /// Version of everything that two devices must agree on: these messages and the layout of the segment.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 
 /// Longest payload of one message; longer proxied copies are split.
 pub(super) const MAX_PAYLOAD: usize = 32 * 1024;
@@ -22,12 +22,14 @@ pub(super) const MAX_PAYLOAD: usize = 32 * 1024;
 /// stopped or gone.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A message from the connecting device.
+/// A message from the connecting device. A device has one request at a time on a connection. Its number is in the reply, so that a reply
+/// that comes late, or that nobody asked for, is not taken for another one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Request {
     pub(super) kind: u32,
-    pub(super) version: u32,
+    /// HELLO: [`VERSION`]. A request that has a reply: its number on this connection.
+    pub(super) version_or_number: u32,
     pub(super) gid: [u8; 16],
     pub(super) qp_num: u32,
     pub(super) key: u32,
@@ -58,7 +60,7 @@ impl Request {
     pub(super) const PEER_LINES: u32 = 9;
 
     pub(super) fn new(kind: u32) -> Request {
-        Request { kind, version: VERSION, gid: [0; 16], qp_num: 0, key: 0, addr: 0, a: 0, b: 0 }
+        Request { kind, version_or_number: VERSION, gid: [0; 16], qp_num: 0, key: 0, addr: 0, a: 0, b: 0 }
     }
 }
 
@@ -67,7 +69,8 @@ impl Request {
 #[repr(C)]
 pub(super) struct Reply {
     pub(super) status: u32,
-    pub(super) version: u32,
+    /// As in the request: [`VERSION`] in the reply to HELLO, otherwise the number of the request.
+    pub(super) version_or_number: u32,
     pub(super) value: u64,
 }
 
@@ -83,7 +86,7 @@ impl Reply {
     pub(super) const NOT_VISIBLE: u32 = 7;
 
     pub(super) fn new(status: u32, value: u64) -> Reply {
-        Reply { status, version: VERSION, value }
+        Reply { status, version_or_number: VERSION, value }
     }
 }
 
@@ -108,6 +111,12 @@ pub(super) fn is_device_of(gid: &[u8; 16], process: Pid) -> io::Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+/// Whether no device has this name any more. Never blocks. Names are random, so no device will have it again.
+pub(super) fn is_gone(gid: &[u8; 16]) -> bool {
+    let connected = address(gid).and_then(|address| socket::connect_nonblocking(&address));
+    connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// A device's name as text.

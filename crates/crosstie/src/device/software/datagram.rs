@@ -1,10 +1,11 @@
 //! Datagram queue pairs. A datagram goes to any queue pair of any device; it is lost if the receiver has no receive for it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::control::Request;
+use super::control::{self, REPLY_TIMEOUT, Request};
 use super::cq_ring::{CqRing, NewCqe, Overrun};
 use super::datapath::{check_data, check_local, is_send_queue_full};
 use super::error::ExecuteError;
@@ -19,6 +20,7 @@ use super::quiescence::OperationGuard;
 use super::recv::PeerRecvQueue;
 use super::setup::{DeviceHandle, Pd};
 use super::shared_recv::PostCursor;
+use super::state::{DeviceShared, locked};
 use super::{Cq, Srq};
 use crate::device::pd::AhProvider;
 use crate::device::{
@@ -47,20 +49,64 @@ impl Pd {
     }
 
     pub(crate) fn create_ah(&self, to: &DeviceAddress) -> Result<Ah, DeviceError> {
-        Ok(Ah { link: self.handle.device.link(to)?, address: *to })
+        Ok(Ah { address: *to, route: Mutex::new(Route::Link(self.handle.device.link(to)?)) })
     }
 }
 
 /// A resolved device address.
 #[derive(Debug)]
 pub struct Ah {
-    link: Arc<Link>,
     address: DeviceAddress,
+    /// Needed when a queue pair sends to the device for the first time, and after a link has ended. Who waits for the lock then waits for this
+    /// device as well.
+    route: Mutex<Route>,
+}
+
+/// How a device is reached.
+#[derive(Debug)]
+enum Route {
+    /// Over this link, which may have ended since.
+    Link(Arc<Link>),
+    /// It did not reply, because its process is stopped. Until this time posts fail and do not wait for it again.
+    Silent(Instant),
+    /// It is closed, or its process has ended.
+    Gone,
 }
 
 impl Ah {
     pub(crate) fn address(&self) -> DeviceAddress {
         self.address
+    }
+
+    /// A line at the device for a new datagram sender, over a new link if that of the handle has ended. `None` if the device is gone.
+    #[cold]
+    fn open_peer(&self, device: &DeviceShared) -> Result<Option<DatagramPeer>, DeviceError> {
+        let mut route = locked(&self.route);
+        let own = match &*route {
+            Route::Link(link) if !link.is_dead() => Some(link.clone()),
+            // Somebody else may have connected to it again.
+            _ => device.known_link(&self.address.gid),
+        };
+        let link = match (own, &*route) {
+            (Some(link), _) => Ok(link),
+            (None, Route::Silent(until)) if Instant::now() < *until => {
+                return Err(DeviceError::Unreachable("it did not reply a moment ago".into()));
+            }
+            (None, Route::Gone) => return Ok(None),
+            (None, _) if control::is_gone(&self.address.gid) => {
+                *route = Route::Gone;
+                return Ok(None);
+            }
+            (None, _) => device.link(&self.address),
+        };
+        let opened = link.and_then(|link| {
+            *route = Route::Link(link.clone());
+            DatagramPeer::new(&link)
+        });
+        if let Err(DeviceError::Unreachable(_)) = opened {
+            *route = Route::Silent(Instant::now() + REPLY_TIMEOUT);
+        }
+        opened.map(Some)
     }
 }
 
@@ -97,6 +143,8 @@ struct Destination {
     recv: PeerRecvQueue,
     pd: u32,
     qkey: u32,
+    /// Whether the receiver was told that the queue pair has failed. It need not be told for every datagram that is still sent.
+    is_notified: bool,
 }
 
 impl UdQp {
@@ -162,7 +210,7 @@ impl UdQp {
         if is_send_queue_full(self.sq_posted, self.shared.sq_done.load(Acquire), self.config.max_send_wr) {
             return Err(PostError::Full);
         }
-        let peer = if to.link.is_dead() { None } else { Some(self.peer_index(&to.link)?) };
+        let peer = self.peer_index(to)?;
         let position = self.sq_posted;
         self.sq_posted += 1;
         let shared = self.shared.clone();
@@ -186,13 +234,23 @@ impl UdQp {
         Ok(())
     }
 
-    fn peer_index(&mut self, link: &Arc<Link>) -> Result<usize, PostError> {
-        if let Some(index) = self.peers.iter().position(|peer| Arc::ptr_eq(&peer.link, link)) {
-            return Ok(index);
+    /// The device of an address handle. `None` if it is gone: then a datagram is lost, as on a network.
+    fn peer_index(&mut self, to: &Ah) -> Result<Option<usize>, PostError> {
+        let is_meant = |peer: &DatagramPeer| peer.link.gid == to.address.gid && !peer.link.is_dead();
+        if let Some(index) = self.peers.iter().position(is_meant) {
+            return Ok(Some(index));
         }
         self.peers.retain(|peer| !peer.link.is_dead());
-        self.peers.push(DatagramPeer::new(link).map_err(|_| PostError::Device(libc::ENOBUFS))?);
-        Ok(self.peers.len() - 1)
+        let opened = to.open_peer(&self.shared.device).map_err(|e| {
+            PostError::Device(match e {
+                DeviceError::Unreachable(_) => libc::EHOSTUNREACH,
+                _ => libc::ENOBUFS,
+            })
+        })?;
+        Ok(opened.map(|peer| {
+            self.peers.push(peer);
+            self.peers.len() - 1
+        }))
     }
 }
 
@@ -227,7 +285,7 @@ impl DatagramPeer {
             let recv = PeerRecvQueue::new(&link.segment, block, *taker, 0);
             let (Some(ring), Some(recv)) = (ring, recv) else { return };
             let (pd, qkey) = (block.pd.load(Relaxed), block.access.load(Relaxed));
-            *last = Some(Destination { num, connection, ring, recv, pd, qkey });
+            *last = Some(Destination { num, connection, ring, recv, pd, qkey, is_notified: false });
         }
         let Some(to) = last else { return };
         if to.qkey != qkey {
@@ -253,12 +311,13 @@ impl DatagramPeer {
             epoch: short_epoch(connection.epoch()),
         };
         line.cq_at.store(block.recv_cq.load(Relaxed), Relaxed);
-        if to.ring.push(&line.claim, &completion) == Err(Overrun) {
-            let overrun = Request::new(Request::CQ_OVERRUN);
-            link.send_notice(&Request { qp_num: num, a: connection.epoch(), ..overrun });
-        } else if status != Status::Success {
-            let error = Request::new(Request::QP_ERROR);
-            link.send_notice(&Request { qp_num: num, a: connection.epoch(), ..error });
+        let notice = match to.ring.push(&line.claim, &completion) {
+            Err(Overrun) => Some(Request::CQ_OVERRUN),
+            Ok(_) => (status != Status::Success).then_some(Request::QP_ERROR),
+        };
+        if let Some(kind) = notice.filter(|_| !to.is_notified) {
+            to.is_notified = true;
+            link.send_notice(&Request { qp_num: num, a: connection.epoch(), ..Request::new(kind) });
         }
         drop(operation);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::control::Request;
-use super::deferred::{DeferredSends, DeferredWr, NOT_READY_RETRY, are_registered};
+use super::deferred::{DeferredWr, NOT_READY_RETRY, are_registered};
 use super::error::ExecuteError;
 use super::lane::{LANE_DATA, NewEntry};
 use super::layout::{ConnectionWord, PeerLine, QpBlock};
@@ -109,9 +109,9 @@ impl RcQp {
     /// Posts a request that is older than the borrows of the regions it names, so that a region may have been deregistered:
     /// then the request fails, as it does on a NIC.
     pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let device = self.shared.device.clone();
+        let device = &self.shared.device;
         // No region is deregistered between the check and the use.
-        let _attempt = device.progress.begin_attempt();
+        let _attempt = self.attempts.get_or_insert_with(|| device.progress.add_attempts()).begin();
         let registered = match wr.data {
             Data::Inline(_) => true,
             Data::Regions(sges) => are_registered(sges, &device.regions),
@@ -190,11 +190,10 @@ impl RcQp {
         let position = self.sq_posted;
         let is_deferring = {
             let mut deferred = locked(&self.shared.deferred);
-            let DeferredSends { peer, queue } = &mut *deferred;
-            if queue.is_empty() {
-                self.peer = peer.take();
+            if deferred.is_empty() {
+                self.peer = deferred.peer.take();
             }
-            !queue.is_empty()
+            !deferred.is_empty()
         };
         if is_deferring {
             self.sq_posted += 1;
@@ -384,6 +383,11 @@ pub(super) fn execute(
                 NewEntry { opcode: Opcode::Recv, status: Status::Success, byte_len: len, imm };
             let scattered = memory.scatter(attached.recv.sges(taken), &[], data);
             if let Err(status) = scattered {
+                if status == Status::RetryExceeded {
+                    // The peer does not reply, or has ended. If it continues, its service thread may still write into the receive, so that
+                    // stays taken until the connection ends.
+                    return Err(ExecuteError::local(status));
+                }
                 completion.status = status;
                 completion.opcode = Opcode::Unspecified;
             }

@@ -5,11 +5,18 @@
 use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use core::time::Duration;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
+use super::datapath::check_local;
+use super::error::ExecuteError;
 use super::layout::{RegionEntry, RegionKey};
+use super::link::Link;
 use super::peer_qp::PeerQp;
-use crate::device::{ConnectConfig, Data, SendOp, SendWr, Sge};
+use super::qp::QpShared;
+use super::region_keys::pointer;
+use crate::device::{ConnectConfig, Data, SendOp, SendWr, Sge, Status};
+use crate::memory::copy::copy;
 use crate::memory::segment::SharedSlice;
 
 /// Delay between two attempts while the peer is not ready.
@@ -21,6 +28,29 @@ pub(super) struct DeferredSends {
     /// The sending half of the queue pair; `None` while the poster has it.
     pub(super) peer: Option<Box<PeerQp>>,
     pub(super) queue: VecDeque<DeferredWr>,
+    /// A progress thread executes the oldest request, and has it and the sending half for as long.
+    pub(super) is_executing: bool,
+    /// Counts the connections of the queue pair: what a progress thread executed for an earlier one is dropped.
+    pub(super) connection: u64,
+}
+
+impl DeferredSends {
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && !self.is_executing
+    }
+
+    /// Drops all requests; returns whether there were any. One that is being executed is dropped when that is over.
+    pub(super) fn clear(&mut self) -> bool {
+        let was_deferring = !self.is_empty();
+        *self = DeferredSends { connection: self.connection + 1, ..DeferredSends::default() };
+        was_deferring
+    }
+
+    /// The link whose peer the oldest request may have to wait for.
+    pub(super) fn link_to_wait_for(&self) -> Option<Arc<Link>> {
+        let (peer, request) = (self.peer.as_ref()?, self.queue.front()?);
+        peer.link.may_wait(&request.op).then(|| peer.link.clone())
+    }
 }
 
 /// A deferred request with its own copy of everything.
@@ -73,6 +103,62 @@ impl DeferredWr {
             due,
             deadline: retry_deadline(connect),
             rnr_retries_left: connect.rnr_retry,
+        }
+    }
+
+    pub(super) fn data(&self) -> Data<'_> {
+        match &self.data {
+            DeferredData::Inline(bytes) => Data::Inline(bytes),
+            DeferredData::Regions(sges) => Data::Regions(sges),
+        }
+    }
+
+    /// Makes the request independent of the program's memory: what it sends is inline from now on. Returns room for what it returns, if it
+    /// returns something, which [`store_result`](DeferredWr::store_result) gives to the program. The caller is inside an attempt.
+    pub(super) fn detach_memory(&mut self, qp: &QpShared) -> Result<Box<[u8]>, ExecuteError> {
+        if let DeferredData::Inline(_) = self.data {
+            return Ok(Box::default());
+        }
+        check_local(qp.pd, &self.op, &self.data())?;
+        if !self.is_registered(&qp.device.regions) {
+            return Err(ExecuteError::local(Status::LocalProtection));
+        }
+        let mut memory = vec![0; self.len as usize].into_boxed_slice();
+        if matches!(self.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
+            return Ok(memory);
+        }
+        let mut rest = &mut memory[..];
+        self.for_each_range(|at, len| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(len);
+            // SAFETY: an entry of a live region; `now` has as many bytes.
+            unsafe { copy(at, now.as_mut_ptr(), len) };
+            rest = later;
+        });
+        self.data = DeferredData::Inline(memory);
+        Ok(Box::default())
+    }
+
+    /// Stores what the request returned into the memory that it names. The caller is inside an attempt.
+    pub(super) fn store_result(&self, qp: &QpShared, result: &[u8]) -> Result<(), ExecuteError> {
+        if result.is_empty() {
+            return Ok(());
+        }
+        if !self.is_registered(&qp.device.regions) {
+            return Err(ExecuteError::local(Status::LocalProtection));
+        }
+        let mut rest = result;
+        self.for_each_range(|at, len| {
+            let (now, later) = rest.split_at(len);
+            // SAFETY: an entry of a live region with local write access, as `detach_memory` checked; `now` has as many bytes.
+            unsafe { copy(now.as_ptr(), at, len) };
+            rest = later;
+        });
+        Ok(())
+    }
+
+    fn for_each_range(&self, mut visit: impl FnMut(*mut u8, usize)) {
+        if let DeferredData::Regions(sges) = &self.data {
+            sges.iter().for_each(|sge| visit(pointer(sge.addr), sge.len as usize));
         }
     }
 

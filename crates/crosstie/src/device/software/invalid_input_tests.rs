@@ -134,7 +134,7 @@ fn invalid_messages_on_the_socket_do_not_affect_other_connections() {
         }
         for _ in 0..random.next() % 4 {
             let mut request = Request {
-                version: random.next() as u32,
+                version_or_number: random.next() as u32,
                 gid: [random.next() as u8; 16],
                 qp_num: a.qp_num(),
                 key: invalid_word(&mut random) as u32,

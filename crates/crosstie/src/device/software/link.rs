@@ -1,9 +1,16 @@
 //! The link to a peer device: its segment, mapped into this process, and a socket to its service thread.
+//!
+//! **A link that failed is not used again.** A call fails if the peer does not reply in time, because its process is stopped, or if the reply
+//! is not the one to this request. Its reply may still come. So the link is dead from then on: no further call is made on it, the service
+//! thread forgets it and moves its queue pairs to ERR, and the next connection to the peer makes a new link. The dead one stays open as long as
+//! somebody holds it, who may be inside an operation on the peer's segment: to the peer, its end means that the segment is unmapped.
+//!
+//! **Calls.** One at a time: the others wait for the same peer, and fail with the one that is under way. Nobody else waits for a call.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -19,13 +26,14 @@ use super::layout::{
 };
 use super::peer_lines::OpenLine;
 use super::region_keys::pointer;
-use super::state::local_regions;
+use super::service::Wakeup;
+use super::state::{local_regions, locked};
 use crate::device::clock::ticks;
-use crate::device::{DeviceError, Status};
+use crate::device::{DeviceError, SendOp, Status};
 use crate::local::socket::{self, Peer, Socket};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 
-/// The link to a peer device. Lasts until the peer is gone or this device is closed.
+/// The link to a peer device. Lasts until the peer is gone, a call failed, or this device is closed.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Link {
@@ -47,10 +55,12 @@ pub(super) struct Link {
     /// The lines at the peer that are ours to write, see `peer_lines.rs`.
     pub(super) lines: Arc<Segment>,
     pub(super) qps: SharedSlice<QpBlock>,
-    /// A duplicate of the socket for epoll.
-    watch_fd: OwnedFd,
+    /// The number of the last request; locked during a call.
+    last_request: Mutex<u32>,
+    /// Wakes the service thread that watches this link.
+    watcher: OnceLock<Arc<Wakeup>>,
     // Last: its end tells the peer that we have unmapped its segment.
-    socket: Mutex<Socket>,
+    socket: Socket,
 }
 
 /// How long a process is taken to be alive after it was seen alive, in [`ticks`]: 0.4 to 2 ms. The kernel gives an id to another process
@@ -135,7 +145,6 @@ impl Link {
                     return Err(invalid());
                 }
                 let lines = request_lines(&socket).map_err(&unreachable)?;
-                let watch_fd = socket.as_fd().try_clone_to_owned().map_err(&unreachable)?;
                 // Peers can write the table in the segment. What it says about memory of this process is not used.
                 let regions = if peer.is_this_process() {
                     local_regions(&to)
@@ -152,15 +161,16 @@ impl Link {
                     process,
                     seen_alive: AtomicU64::new(ticks().wrapping_sub(LIVENESS_VALID)),
                     dead: AtomicBool::new(false),
-                    use_proxy: AtomicBool::new(false),
-                    watch_fd,
-                    socket: Mutex::new(socket),
+                    use_proxy: AtomicBool::new(!peer.is_this_process() && is_access_refused(pid)),
+                    socket,
+                    last_request: Mutex::new(FIRST_REQUEST),
+                    watcher: OnceLock::new(),
                 })
             }
             (Reply::EXHAUSTED, _) => Err(refused("it has as many peers as it can have".into())),
             (Reply::OTHER_VERSION, _) => Err(refused(format!(
                 "it uses version {} of the software device, this process uses version {}",
-                reply.version,
+                reply.version_or_number,
                 control::VERSION
             ))),
             (Reply::NOT_VISIBLE, _) => Err(refused(
@@ -173,9 +183,15 @@ impl Link {
         }
     }
 
-    /// For epoll: readable when a reply arrives and when the peer closes the connection.
-    pub(super) fn watch_fd(&self) -> BorrowedFd<'_> {
-        self.watch_fd.as_fd()
+    /// For epoll, which shall report the end of the connection, and no messages: the thread that sent a request reads the reply.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Has a service thread watch this link.
+    pub(super) fn set_watcher(&self, watcher: &Arc<Wakeup>) {
+        // A link is watched once.
+        self.watcher.get_or_init(|| watcher.clone());
     }
 
     pub(super) fn is_dead(&self) -> bool {
@@ -184,6 +200,28 @@ impl Link {
 
     pub(super) fn mark_dead(&self) {
         self.dead.store(true, Relaxed);
+    }
+
+    /// Ends the use of this link, and has the service thread forget it.
+    #[cold]
+    fn break_off(&self) {
+        self.mark_dead();
+        if let Some(watcher) = self.watcher.get() {
+            watcher.report_broken_link();
+        }
+    }
+
+    /// Ends a call that another thread waits for. For a device that is closing: the peer cannot reply any more.
+    pub(super) fn interrupt(&self) {
+        self.mark_dead();
+        // It fails only if the peer has closed the connection.
+        rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Read).ok();
+    }
+
+    /// Whether a request with this operation may have to wait for the peer's service thread. The others wait for nobody.
+    pub(super) fn may_wait(&self, op: &SendOp) -> bool {
+        let is_atomic = matches!(op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        self.pid.is_some() && (is_atomic || self.use_proxy.load(Relaxed))
     }
 
     /// Asks the peer to assign us a line, for a datagram sender; returns the line and the sender's number.
@@ -207,12 +245,11 @@ impl Link {
         }
     }
 
-    /// Sends a message that has no reply. If it cannot be sent the peer is going away, and its end breaks the connection
-    /// anyway.
+    /// Sends a message that has no reply. Does not wait, neither for a call that is under way nor for the peer. If the message cannot be sent,
+    /// the peer is going away, or has not read hundreds of them.
     pub(super) fn send_notice(&self, request: &Request) {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        if socket::send(&*socket, request.as_bytes(), &[], &[]).is_err() {
-            self.mark_dead();
+        if !self.is_dead() && socket::send_now(&self.socket, request.as_bytes()).is_err() {
+            self.break_off();
         }
     }
 
@@ -289,7 +326,7 @@ impl Link {
             match copied {
                 Ok(()) if self.has_ended() => return Err(Status::RetryExceeded),
                 Ok(()) => return Ok(()),
-                Err(libc::EPERM | libc::ENOSYS | libc::EACCES) => self.use_proxy.store(true, Relaxed),
+                Err(error) if is_refusal(error) => self.use_proxy.store(true, Relaxed),
                 Err(libc::ESRCH) => return Err(Status::RetryExceeded),
                 Err(_) => return Err(Status::RemoteOperation),
             }
@@ -337,8 +374,14 @@ impl Link {
     fn poll_process(&self, process: &OwnedFd, now: u64) -> bool {
         let no_wait = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut pidfd = [PollFd::new(process, PollFlags::IN)];
-        // The poll fails only for lack of memory. Then nothing is known, and nothing is accessed.
-        let has_ended = !matches!(rustix::event::poll(&mut pidfd, Some(&no_wait)), Ok(0));
+        let has_ended = loop {
+            match rustix::event::poll(&mut pidfd, Some(&no_wait)) {
+                // A signal for this thread, which says nothing about the peer. A handler takes longer than a poll.
+                Err(rustix::io::Errno::INTR) => {}
+                // Otherwise the poll fails only for lack of memory. Then nothing is known, and nothing is accessed.
+                polled => break polled != Ok(0),
+            }
+        };
         if !has_ended {
             self.seen_alive.store(now, Relaxed);
         }
@@ -357,31 +400,38 @@ impl Link {
         proxy_result(self.call(&Request { key, addr, a, b, ..Request::new(kind) }, &[], &mut []))
     }
 
-    /// Sends a request and waits for the reply; `response` receives the payload that comes with it.
+    /// Sends a request and waits for the reply; `response` receives the payload that comes with it. An error ends the use of the link.
     fn call(&self, request: &Request, payload: &[u8], response: &mut [u8]) -> io::Result<Reply> {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut reply = Reply::new_zeroed();
-        let received = socket::send(&*socket, request.as_bytes(), payload, &[])
-            .and_then(|()| socket::receive(&*socket, reply.as_mut_bytes(), response));
-        match received {
-            Ok(len) if reply.status != Reply::OK || len == response.len() => Ok(reply),
-            Ok(_) => Err(io::Error::from(io::ErrorKind::InvalidData)),
-            Err(e) => {
-                // A late reply would be taken for the reply to a later request, so the link cannot be used any more.
-                self.mark_dead();
-                Err(e)
-            }
+        let mut last_request = locked(&self.last_request);
+        // Under the lock: the call before may have failed while this one waited for it.
+        if self.is_dead() {
+            return Err(io::Error::from(io::ErrorKind::NotConnected));
         }
+        *last_request = last_request.wrapping_add(1);
+        let number = *last_request;
+        let request = Request { version_or_number: number, ..*request };
+        let mut reply = Reply::new_zeroed();
+        socket::send(&self.socket, request.as_bytes(), payload, &[])
+            .and_then(|()| socket::receive(&self.socket, reply.as_mut_bytes(), response))
+            .and_then(|len| match reply.version_or_number == number {
+                true if reply.status != Reply::OK || len == response.len() => Ok(reply),
+                _ => Err(io::Error::from(io::ErrorKind::InvalidData)),
+            })
+            .inspect_err(|_| self.break_off())
     }
 }
+
+/// The number of the request for the peer lines; the calls that follow count on.
+const FIRST_REQUEST: u32 = 1;
 
 /// Asks the peer for the segment with our peer lines.
 fn request_lines(socket: &Socket) -> io::Result<Arc<Segment>> {
     let mut reply = Reply::new_zeroed();
-    socket::send(socket, Request::new(Request::PEER_LINES).as_bytes(), &[], &[])?;
+    let request = Request { version_or_number: FIRST_REQUEST, ..Request::new(Request::PEER_LINES) };
+    socket::send(socket, request.as_bytes(), &[], &[])?;
     let (_, mut files) = socket::receive_with_files(socket, reply.as_mut_bytes(), &mut [])?;
-    match (reply.status, files.pop()) {
-        (Reply::OK, Some(file)) => Ok(Arc::new(Segment::open(file, PEER_LINES_LEN)?)),
+    match (reply.status, reply.version_or_number, files.pop()) {
+        (Reply::OK, FIRST_REQUEST, Some(file)) => Ok(Arc::new(Segment::open(file, PEER_LINES_LEN)?)),
         _ => Err(io::Error::other(
             "it did not hand over the table of peer lines: raise its limits on open files and memory (`ulimit -n`, `ulimit -v`)",
         )),
@@ -438,6 +488,17 @@ unsafe fn copy_between_processes(transfer: &Transfer) -> i32 {
     unsafe { process_vm(pid, write, remote, local, len) }.err().unwrap_or(0)
 }
 
+/// Whether the kernel forbids this process to access the memory of another one (seccomp, Yama, another container).
+fn is_access_refused(pid: Pid) -> bool {
+    let mut byte = 0;
+    // SAFETY: `byte` is valid. The kernel looks whether the access is allowed before it looks at the address, at which nothing is mapped.
+    unsafe { process_vm(pid, false, 1, &raw mut byte, 1) }.is_err_and(is_refusal)
+}
+
+fn is_refusal(error: i32) -> bool {
+    matches!(error, libc::EPERM | libc::ENOSYS | libc::EACCES)
+}
+
 /// # Safety
 ///
 /// As for [`copy_between_processes`].
@@ -463,4 +524,137 @@ unsafe fn process_vm(pid: Pid, write: bool, addr: u64, local: *mut u8, len: usiz
         }
     }
     Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+    use super::super::invalid_input_tests::shared;
+    use super::*;
+    use crate::device::{Device, software};
+
+    /// A link whose service thread at the peer is the test: the other end of the socket. A call waits 50 ms.
+    fn scripted() -> (Link, OwnedFd, [Device; 2]) {
+        let devices = [(); 2].map(|()| Device::open_software(&software::Config { space: 64 << 20 }).unwrap());
+        let [from, to] = [0, 1].map(|i| devices[i].address().gid);
+        let mut link = Link::connect(from, to).unwrap_or_else(|e| panic!("{e}"));
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(Duration::from_millis(50))).unwrap();
+        sockopt::set_socket_timeout(&theirs, sockopt::Timeout::Recv, Some(Duration::from_millis(50)))
+            .unwrap();
+        link.socket = ours.into();
+        (link, theirs, devices)
+    }
+
+    fn fetch_add(link: &Link) -> Result<u64, Status> {
+        link.atomic_in_place(Request::FETCH_ADD, 1, 0, 1, 0)
+    }
+
+    fn receive_request(peer: &OwnedFd) -> io::Result<Request> {
+        let mut request = Request::new_zeroed();
+        socket::receive(peer, request.as_mut_bytes(), &mut [])?;
+        Ok(request)
+    }
+
+    fn reply(peer: &OwnedFd, version_or_number: u32, value: u64) {
+        let reply = Reply { version_or_number, ..Reply::new(Reply::OK, value) };
+        socket::send(peer, reply.as_bytes(), &[], &[]).unwrap();
+    }
+
+    #[test]
+    fn late_reply_is_not_taken_for_the_reply_to_another_request() {
+        let (link, peer, _devices) = scripted();
+        assert_eq!(fetch_add(&link), Err(Status::RetryExceeded), "nobody replied");
+        let request = receive_request(&peer).unwrap();
+        reply(&peer, request.version_or_number, 1000);
+        assert_eq!(fetch_add(&link), Err(Status::RetryExceeded));
+        link.send_notice(&Request::new(Request::QP_ERROR));
+        assert!(receive_request(&peer).is_err(), "the link was used again");
+    }
+
+    #[test]
+    fn reply_that_nobody_asked_for_breaks_the_link() {
+        for number in [0, FIRST_REQUEST, FIRST_REQUEST + 2] {
+            let (link, peer, _devices) = scripted();
+            reply(&peer, number, 1000);
+            assert_eq!(fetch_add(&link), Err(Status::RetryExceeded));
+            assert!(link.is_dead());
+        }
+        let (link, peer, _devices) = scripted();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..3 {
+                    let request = receive_request(&peer).unwrap();
+                    reply(&peer, request.version_or_number, request.a + 6);
+                }
+            });
+            assert_eq!([(); 3].map(|()| fetch_add(&link)), [Ok(7); 3]);
+        });
+        assert!(!link.is_dead());
+    }
+
+    #[test]
+    fn message_that_nobody_reads_does_not_wake_the_service_thread() {
+        let (link, peer, devices) = scripted();
+        let (link, device) = (Arc::new(link), shared(&devices[0]));
+        device.service.watch(&link).unwrap();
+        reply(&peer, 77, 0);
+        let mut arrived = [PollFd::new(&link.socket, PollFlags::IN)];
+        assert_eq!(rustix::event::poll(&mut arrived, None), Ok(1));
+        let no_wait = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut events = [PollFd::new(&device.service.epoll, PollFlags::IN)];
+        assert_eq!(rustix::event::poll(&mut events, Some(&no_wait)), Ok(0), "its thread would spin");
+        // The end of the connection is noticed behind the message.
+        drop(peer);
+        let begun = Instant::now();
+        while !link.is_dead() {
+            assert!(begun.elapsed() < REPLY_TIMEOUT, "the end was not noticed");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn signals_are_no_sign_that_the_peer_has_ended() {
+        static HANDLED: AtomicU64 = AtomicU64::new(0);
+        extern "C" fn count(_: libc::c_int) {
+            HANDLED.fetch_add(1, SeqCst);
+        }
+        let (mut link, _peer, _devices) = scripted();
+        let own = rustix::process::getpid();
+        link.process = Some(rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap());
+        // SAFETY: the handler only counts. All zeros are valid for these structures, whose fields follow. The timer sends its signal to this
+        // thread alone and is deleted before it ends.
+        let timer = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = count as *const () as usize;
+            assert_eq!(libc::sigaction(libc::SIGUSR2, &action, core::ptr::null_mut()), 0);
+            let mut event: libc::sigevent = std::mem::zeroed();
+            event.sigev_notify = libc::SIGEV_THREAD_ID;
+            event.sigev_signo = libc::SIGUSR2;
+            event.sigev_notify_thread_id = libc::gettid();
+            let mut timer: libc::timer_t = core::ptr::null_mut();
+            assert_eq!(libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer), 0);
+            let often = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
+            let times = libc::itimerspec { it_interval: often, it_value: often };
+            assert_eq!(libc::timer_settime(timer, 0, &times, core::ptr::null_mut()), 0);
+            timer
+        };
+        let (mut ended, begun) = (0, Instant::now());
+        while HANDLED.load(SeqCst) < 20_000 && begun.elapsed() < 4 * REPLY_TIMEOUT {
+            // Long after the last look.
+            link.seen_alive.store(ticks().wrapping_sub(LIVENESS_VALID), Relaxed);
+            ended += u64::from(link.has_ended());
+        }
+        // A wait for a reply ends although signals interrupt it all the time.
+        let waited = fetch_add(&link);
+        // SAFETY: the timer exists.
+        unsafe { libc::timer_delete(timer) };
+        assert_eq!((ended, waited), (0, Err(Status::RetryExceeded)), "{} signals", HANDLED.load(SeqCst));
+        assert!(HANDLED.load(SeqCst) > 100, "hardly any signal arrived: the test shows nothing");
+    }
 }

@@ -29,7 +29,9 @@
 //! When the poller reaches the place of the notice, it takes what the dead process did complete, and flushes the remaining receives,
 //! including those of shared receive queues that the dead process had taken. Nothing is left in a file system.
 //!
-//! Nothing waits for a *stopped* (SIGSTOP) peer without a limit, except the drop of memory registered in place, see `quiescence.rs`.
+//! **A stopped peer** (SIGSTOP, a frozen container, a debugger). Nothing waits for it without a limit, except the drop of memory registered in place, see
+//! `quiescence.rs`. Who needs its service thread waits five seconds for the reply, alone: no lock that others need is held. Then the link to it is
+//! broken off, and what used the link fails, see `link.rs`.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -41,7 +43,7 @@
 //! | `lane.rs`, `cq_ring.rs` | completion lanes and completion rings |
 //! | `cq.rs`, `cq_lanes.rs`, `quick_poll.rs` | completion queues: polling them, their lanes, and short ways |
 //! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
-//! | `deferred.rs`, `progress.rs` | requests that have to wait, and the thread that retries them |
+//! | `deferred.rs`, `progress.rs` | requests that have to wait, and the threads that retry them |
 //! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
 //! | `quiescence.rs`, `peer_lines.rs`, `removal.rs` | who may still touch an object that goes away, and what is freed later |
 

@@ -14,8 +14,9 @@ use super::lane::Lane;
 use super::layout::{
     ConnectionWord, CqeKind, KIND_UD, QpBlock, QpNum, RequestWord, qp_block_at, short_epoch,
 };
+use super::link::Link;
 use super::peer_lines::AssignedLine;
-use super::quiescence::DROP_TIMEOUT;
+use super::quiescence::{DROP_TIMEOUT, Pause};
 use super::recv::RecvQueue;
 use super::removal::QpRemoval;
 use super::setup::Pd;
@@ -57,9 +58,15 @@ pub(super) struct QpShared {
     pub(super) lane: Option<Lane>,
     pub(super) deferred: Mutex<DeferredSends>,
     /// RC: the connected device, with the line that it writes during this connection.
-    peer: Mutex<Option<AssignedLine>>,
+    peer: Mutex<Option<ConnectedPeer>>,
     /// Held while the connection opens, and while the queue pair goes to ERR: it is never in ERR and open.
     opening: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct ConnectedPeer {
+    line: AssignedLine,
+    link: Arc<Link>,
 }
 
 /// Where a queue pair's receives come from.
@@ -128,28 +135,34 @@ impl QpShared {
         self.kind == KIND_UD
     }
 
-    pub(super) fn set_peer(&self, line: AssignedLine) {
-        *locked(&self.peer) = Some(line);
+    pub(super) fn set_peer(&self, line: AssignedLine, link: &Arc<Link>) {
+        *locked(&self.peer) = Some(ConnectedPeer { line, link: link.clone() });
     }
 
     /// The line that the connected peer writes during this connection.
     pub(super) fn peer_line(&self) -> Option<AssignedLine> {
-        locked(&self.peer).clone()
+        locked(&self.peer).as_ref().map(|peer| peer.line.clone())
     }
 
     /// Ends the connection: its peer line is assigned again once the peer has closed it.
     pub(super) fn retire_peer_line(&self) {
-        if let Some(line) = locked(&self.peer).take() {
-            self.device.retire_line(&line);
+        // The lock is released first: this may be the last use of the link.
+        let peer = locked(&self.peer).take();
+        if let Some(peer) = peer {
+            self.device.retire_line(&peer.line);
         }
     }
 
     pub(super) fn is_connected_to(&self, gid: &[u8; 16]) -> bool {
-        locked(&self.peer).as_ref().is_some_and(|line| line.gid == *gid)
+        locked(&self.peer).as_ref().is_some_and(|peer| peer.line.gid == *gid)
+    }
+
+    pub(super) fn is_connected_over(&self, link: &Arc<Link>) -> bool {
+        locked(&self.peer).as_ref().is_some_and(|peer| Arc::ptr_eq(&peer.link, link))
     }
 
     pub(super) fn has_deferred_sends(&self) -> bool {
-        !locked(&self.deferred).queue.is_empty()
+        !locked(&self.deferred).is_empty()
     }
 
     /// Moves to ERR. The device's threads flush what is outstanding. Returns whether this call made the change.
@@ -326,12 +339,12 @@ pub(super) fn destroy(qp: &Arc<QpShared>) {
     qp.epoch.fetch_or(NO_EPOCH, Relaxed);
     qp.close();
     let mut removal = QpRemoval::new(qp);
-    let deadline = Instant::now() + DROP_TIMEOUT;
+    let (deadline, mut pause) = (Instant::now() + DROP_TIMEOUT, Pause::default());
     while !removal.try_finish() {
         if Instant::now() >= deadline {
             return qp.device.defer_qp_removal(removal);
         }
-        std::thread::yield_now();
+        pause.wait();
     }
 }
 

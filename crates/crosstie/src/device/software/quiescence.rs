@@ -63,7 +63,9 @@
 //! | `RcQp::reset` | its own peer | [`QUIESCE_TIMEOUT`]; `try_reset` not at all | the queue pair goes to ERR, `reset` fails and can be tried again |
 //! | allocation that finds no memory | removals that are on the list | [`DROP_TIMEOUT`] | it fails: out of memory |
 //! | service thread: flush of a queue pair in ERR, removals, peer line of a dead datagram sender | the peer; of a datagram queue pair, each receive waits for the sender that has taken it | no limit, but it does not block: it looks again after 1 ms, then less often, up to every [`MAX_RECHECK`] | |
-//! | `Mr::drop`, memory in place | our own progress thread and service thread | the operation that they execute now | |
+//! | `Mr::drop` | our own service thread | the part of a proxied operation, at most 32 KiB, that it copies now | |
+//! | `Mr::drop`, memory in place | our own progress threads | the operation that they execute now; one that waits for a peer uses memory of its own, and is not waited for | |
+//! | `Mr::drop`, memory in place | our threads in `RcQp::post_detached` | that call | |
 //!
 //! Why `reset` fails instead of going on with a new line: it gives the posted receives back to the program, and the peer
 //! may still write into one of them. A program that cannot wait drops the queue pair, creates a new one, and deregisters
@@ -97,6 +99,7 @@ use std::time::Instant;
 use super::cq_ring::CqRing;
 use super::layout::{ConnectionWord, PeerLine};
 use super::peer_lines::{AssignedLine, LineUse};
+use super::progress::ObservedAttempt;
 use super::qp::QpShared;
 use super::state::{DeviceShared, locked};
 use crate::device::DeviceError;
@@ -110,6 +113,28 @@ pub(super) const DROP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Longest time between two looks of the service thread at a peer that does not leave.
 pub(super) const MAX_RECHECK: Duration = Duration::from_millis(64);
+
+/// How long a wait only yields, and its longest sleep after that. A running peer leaves its operation soon.
+const YIELDS: u32 = 64;
+const LONGEST_SLEEP: Duration = Duration::from_millis(2);
+
+/// Pauses between two looks at a peer. The wait for a peer that is stopped takes next to no processor time.
+#[derive(Debug, Default)]
+pub(super) struct Pause {
+    pauses: u32,
+}
+
+impl Pause {
+    pub(super) fn wait(&mut self) {
+        self.pauses += 1;
+        match self.pauses.checked_sub(YIELDS) {
+            None => std::thread::yield_now(),
+            Some(sleeps) => {
+                std::thread::sleep(Duration::from_micros(50 << sleeps.min(8)).min(LONGEST_SLEEP));
+            }
+        }
+    }
+}
 
 /// Marks this process as inside an operation on a peer's segment until it is dropped. Nothing that was found there in the
 /// meantime is freed before that.
@@ -138,8 +163,8 @@ impl Drop for OperationGuard<'_> {
 pub(super) struct Quiescence {
     /// Lines of peers that were inside an operation, with the value of `busy`.
     lines: Vec<(AssignedLine, u64)>,
-    /// The attempt that our own progress thread was executing.
-    attempt: Option<u64>,
+    /// The attempts of our own threads that were under way.
+    attempts: Vec<ObservedAttempt>,
     /// Whether a peer that is gone counts as outside. Otherwise it does only after its half-written entries are repaired.
     ends_with_peer: bool,
 }
@@ -156,10 +181,8 @@ impl Quiescence {
                     locked(&device.peer_lines).is_assigned(line)
                 }
         });
-        if self.attempt.is_some_and(|seen| device.progress.has_ended(seen)) {
-            self.attempt = None;
-        }
-        self.lines.is_empty() && self.attempt.is_none()
+        self.attempts.retain(|attempt| !attempt.has_ended());
+        self.lines.is_empty() && self.attempts.is_empty()
     }
 
     /// The numbers of the datagram senders that are still inside.
@@ -207,7 +230,7 @@ impl DeviceShared {
             .filter(|line| reaches(&line.usage))
             .filter_map(|line| presence::observe(&line.line.busy).map(|seen| (line, seen)))
             .collect();
-        Quiescence { lines, attempt: self.progress.current_attempt(), ends_with_peer: false }
+        Quiescence { lines, attempts: self.progress.current_attempts(), ends_with_peer: false }
     }
 
     /// The error of a call that gave up waiting for the peer with this device.
@@ -258,10 +281,11 @@ impl QpShared {
     /// Closes the queue pair to its peer and drops its deferred sends.
     pub(super) fn close(&self) {
         self.block.connection.store(ConnectionWord::NOT_READY.0, Relaxed);
-        // The progress thread executes deferred sends under this lock.
-        let mut deferred = locked(&self.deferred);
-        deferred.queue.clear();
-        deferred.peer = None;
+        // A progress thread executes deferred sends under this lock, but for those that wait for a peer: they use nothing of the program's.
+        let was_deferring = locked(&self.deferred).clear();
+        if was_deferring {
+            self.device.progress.forget(self);
+        }
     }
 
     /// Waits until the peer of this queue pair, which is closed, has left and what a dead peer left behind is repaired. The error
@@ -271,12 +295,12 @@ impl QpShared {
         departure: &mut PeerDeparture,
         limit: Duration,
     ) -> Result<(), DeviceError> {
-        let deadline = Instant::now() + limit;
+        let (deadline, mut pause) = (Instant::now() + limit, Pause::default());
         while !self.peer_has_left(departure) {
             if Instant::now() >= deadline {
                 return Err(self.device.peer_busy(self.peer_line().as_ref().map(|peer| &peer.gid)));
             }
-            std::thread::yield_now();
+            pause.wait();
         }
         Ok(())
     }

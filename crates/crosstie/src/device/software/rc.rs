@@ -9,6 +9,7 @@ use super::layout::{ConnectionWord, KIND_RC, gid_words};
 use super::link::Link;
 use super::peer_lines::LineUse;
 use super::peer_qp::PeerQp;
+use super::progress::AttemptWord;
 use super::qp::{self, QpShared, RecvSource};
 use super::quiescence::{PeerDeparture, QUIESCE_TIMEOUT};
 use super::setup::{DeviceHandle, Pd};
@@ -38,6 +39,7 @@ impl Pd {
             max_short: (LANE_DATA as u32).min(config.max_inline),
             sq_base: 0,
             leaving: None,
+            attempts: None,
         })
     }
 }
@@ -65,6 +67,8 @@ pub struct RcQp {
     pub(super) connect: ConnectConfig,
     /// The departure of the peer, if a reset did not wait for it to the end.
     leaving: Option<PeerDeparture>,
+    /// For [`RcQp::post_detached`]; `None` before its first call.
+    pub(super) attempts: Option<AttemptWord>,
     _handle: Arc<DeviceHandle>,
 }
 
@@ -113,10 +117,10 @@ impl RcQp {
         shared.block.peer_qp.store(peer.qp_num, Relaxed);
         shared.block.peer_gid[0].store(low, Relaxed);
         shared.block.peer_gid[1].store(high, Relaxed);
-        shared.set_peer(line);
+        shared.set_peer(line, &link);
         self.link = Some((link, *peer));
         shared.open(QpState::ReadyToReceive);
-        // If the peer died after the link was made but before `set_peer`, the service thread did not find this queue pair.
+        // If the link ended after it was made but before `set_peer`, the service thread did not find this queue pair.
         if self.link.as_ref().is_some_and(|(link, _)| link.is_dead()) {
             shared.move_to_error();
         }

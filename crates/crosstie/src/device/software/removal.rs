@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use super::layout::RegionKey;
 use super::qp::QpShared;
-use super::quiescence::{DROP_TIMEOUT, PeerDeparture, Quiescence};
+use super::quiescence::{DROP_TIMEOUT, Pause, PeerDeparture, Quiescence};
 use super::state::{Allocation, DeviceShared, locked};
 use crate::device::DeviceCounters;
 
@@ -126,7 +126,7 @@ impl DeviceShared {
     /// Tries `take` again while removed objects may free what it found to be used up: a running peer leaves its operation
     /// soon. Gives up after [`DROP_TIMEOUT`], or when no removal is left.
     pub(super) fn retry_after_removals<T>(&self, mut take: impl FnMut() -> Option<T>) -> Option<T> {
-        let deadline = Instant::now() + DROP_TIMEOUT;
+        let (deadline, mut pause) = (Instant::now() + DROP_TIMEOUT, Pause::default());
         loop {
             if let Some(taken) = take() {
                 return Some(taken);
@@ -138,7 +138,7 @@ impl DeviceShared {
             if !left || Instant::now() >= deadline {
                 return None;
             }
-            std::thread::yield_now();
+            pause.wait();
         }
     }
 

@@ -13,7 +13,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -59,11 +59,11 @@ pub(super) fn most_peers(files: u64) -> (usize, usize) {
 /// How the rest of the device reaches the service thread.
 #[derive(Debug)]
 pub(super) struct ServiceHandle {
-    epoll: OwnedFd,
-    /// An eventfd that wakes the thread.
-    wakeup: OwnedFd,
-    /// Queue pairs in ERR whose receives are to be flushed, with the epoch that has ended.
-    flush_requests: Mutex<Vec<(Arc<QpShared>, u64)>>,
+    pub(super) epoll: OwnedFd,
+    wakeup: Arc<Wakeup>,
+    /// Queue pairs in ERR whose receives are to be flushed, with the epoch that has ended. `None` when the device is closed: a queue
+    /// pair refers to its device.
+    flush_requests: Mutex<Option<Vec<(Arc<QpShared>, u64)>>>,
     /// Links whose peers are watched, by the id in their epoll tokens.
     links: Mutex<HashMap<u64, Arc<Link>>>,
     next_id: AtomicU64,
@@ -74,6 +74,28 @@ pub(super) struct ServiceHandle {
     /// byte. Deregistration takes it after it has cleared the key: then no such access is under way, whether or not the
     /// peer still waits for the reply.
     pub(super) proxied_access: Mutex<()>,
+}
+
+/// Wakes the service thread.
+#[derive(Debug)]
+pub(super) struct Wakeup {
+    eventfd: OwnedFd,
+    /// Whether a link was broken off that the thread still watches.
+    has_broken_link: AtomicBool,
+}
+
+impl Wakeup {
+    fn wake(&self) {
+        // The write fails only if the counter is at its limit, and then the eventfd is readable already.
+        rustix::io::write(&self.eventfd, &1u64.to_ne_bytes()).ok();
+    }
+
+    /// Has the thread forget the links that are dead.
+    pub(super) fn report_broken_link(&self) {
+        // Release, partner: the Acquire swap in `run`: the thread sees that the link is dead.
+        self.has_broken_link.store(true, Release);
+        self.wake();
+    }
 }
 
 /// Epoll token of the listening socket.
@@ -90,14 +112,14 @@ impl ServiceHandle {
     /// The handle, and the socket on which the thread will accept peers.
     pub(super) fn open(gid: &[u8; 16]) -> io::Result<(ServiceHandle, ListeningSocket)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let listener = control::listen(gid)?;
-        add(&epoll, &wakeup, WAKEUP)?;
+        add(&epoll, &eventfd, WAKEUP)?;
         add(&epoll, &listener, LISTENER)?;
         let handle = ServiceHandle {
             epoll,
-            wakeup,
-            flush_requests: Mutex::default(),
+            wakeup: Arc::new(Wakeup { eventfd, has_broken_link: AtomicBool::new(false) }),
+            flush_requests: Mutex::new(Some(Vec::new())),
             links: Mutex::default(),
             next_id: AtomicU64::new(1),
             cleanup: Mutex::new(()),
@@ -107,25 +129,44 @@ impl ServiceHandle {
     }
 
     pub(super) fn wake(&self) {
-        // The write fails only if the counter is at its limit, and then the eventfd is readable already.
-        rustix::io::write(&self.wakeup, &1u64.to_ne_bytes()).ok();
+        self.wakeup.wake();
     }
 
     /// Asks for the receives of a queue pair in ERR to be flushed.
     pub(super) fn request_flush(&self, qp: &Arc<QpShared>) {
-        locked(&self.flush_requests).push((qp.clone(), qp.epoch()));
+        if let Some(requests) = &mut *locked(&self.flush_requests) {
+            requests.push((qp.clone(), qp.epoch()));
+        }
         self.wake();
     }
 
-    /// Watches the peer of a link, to notice when it is gone.
+    /// Watches a link, to notice when the peer is gone and when the link is broken off.
     pub(super) fn watch(&self, link: &Arc<Link>) -> io::Result<()> {
         let id = self.next_id.fetch_add(1, Relaxed);
-        locked(&self.links).insert(id, link.clone());
-        add(&self.epoll, link.watch_fd(), id << 2 | LINK_SOCKET)?;
-        match &link.process {
-            Some(process) => add(&self.epoll, process, id << 2 | LINK_PROCESS),
-            None => Ok(()),
+        link.set_watcher(&self.wakeup);
+        // The thread finds the link when it handles its first event.
+        let mut links = locked(&self.links);
+        let socket = epoll::EventData::new_u64(id << 2 | LINK_SOCKET);
+        epoll::add(&self.epoll, link.socket(), socket, epoll::EventFlags::RDHUP)?;
+        if let Some(process) = &link.process {
+            add(&self.epoll, process, id << 2 | LINK_PROCESS).inspect_err(|_| self.unwatch(link))?;
         }
+        links.insert(id, link.clone());
+        Ok(())
+    }
+
+    fn unwatch(&self, link: &Link) {
+        // A failure is harmless: nothing else than the end of these descriptors is left to watch.
+        epoll::delete(&self.epoll, link.socket()).ok();
+        if let Some(process) = &link.process {
+            epoll::delete(&self.epoll, process).ok();
+        }
+    }
+
+    /// Drops what refers to other objects. The thread has ended.
+    pub(super) fn close(&self) {
+        *locked(&self.flush_requests) = None;
+        locked(&self.links).clear();
     }
 }
 
@@ -198,6 +239,10 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: ListeningSocket) {
         for event in &events {
             service.handle_event(event.data.u64());
         }
+        // Acquire, partner: the Release store in `report_broken_link`.
+        if device.service.wakeup.has_broken_link.swap(false, Acquire) {
+            service.forget_broken_links();
+        }
         let is_pending = service.run_pending_cleanup() | device.finish_removals();
         recheck = match recheck {
             _ if !is_pending => None,
@@ -228,12 +273,12 @@ impl Service {
             WAKEUP => {
                 let mut count = [0; 8];
                 // The read fails if the eventfd was reset already.
-                rustix::io::read(&self.device.service.wakeup, &mut count).ok();
+                rustix::io::read(&self.device.service.wakeup.eventfd, &mut count).ok();
             }
             _ => match token & 3 {
                 PEER_SOCKET => self.serve_peer(token >> 2),
                 PEER_PROCESS => self.remove_peer(token >> 2),
-                _ => self.handle_link_event(token),
+                _ => self.forget_link(token >> 2),
             },
         }
     }
@@ -324,7 +369,11 @@ impl Service {
             (Some(gid), kind) => self.handle_request(gid, kind, &request, len),
         };
         let Some(peer) = self.peers.get(&id) else { return };
-        if let Some(reply) = reply {
+        if let Some(mut reply) = reply {
+            reply.version_or_number = match request.kind {
+                Request::HELLO => control::VERSION,
+                _ => request.version_or_number,
+            };
             let accepted = request.kind == Request::HELLO && reply.status == Reply::OK;
             let lines = match (peer.gid, request.kind) {
                 (Some(gid), Request::PEER_LINES) => locked(&self.device.peer_lines).segment(&gid).ok(),
@@ -369,7 +418,7 @@ impl Service {
         let (pid, is_visible) = (*pid, *is_visible);
         let of_process = |peer: &&InboundPeer| peer.pid == pid && peer.gid.is_some();
         let of_process = pid.map_or(0, |_| self.peers.values().filter(of_process).count());
-        if hello.version != control::VERSION || hello.a != MAGIC {
+        if hello.version_or_number != control::VERSION || hello.a != MAGIC {
             return (Some(Reply::new(Reply::OTHER_VERSION, 0)), false);
         }
         if !is_visible {
@@ -464,6 +513,12 @@ impl Service {
         }
         let _proxied_access = locked(&self.device.service.proxied_access);
         let entry = &self.device.regions[RegionKey::from_bits(request.key).index() as usize];
+        // First of all: from here until the lock is released, the region of this key keeps the entry. What was loaded before could be that of a
+        // region that had the entry earlier.
+        // Acquire, partner: the Release store in `DeviceShared::add_region`.
+        if request.key == 0 || entry.key.load(Acquire) != request.key {
+            return None;
+        }
         let access = Access::from_bits_truncate(entry.access.load(Relaxed));
         let needs = match kind {
             // The memory of a receive is written this way too, and needs no other right.
@@ -473,10 +528,7 @@ impl Service {
         };
         let offset = request.addr.wrapping_sub(entry.addr.load(Relaxed));
         let size = entry.len.load(Relaxed);
-        // Acquire, partner: the Release store in `DeviceShared::add_region`.
-        if request.key == 0
-            || entry.key.load(Acquire) != request.key
-            || entry.offset.load(Relaxed) != IN_PLACE
+        if entry.offset.load(Relaxed) != IN_PLACE
             || !access.contains(needs)
             || offset > size
             || len > size - offset
@@ -540,33 +592,36 @@ impl Service {
         lines.forget_gone_peer(&gid);
     }
 
-    /// Something happened to a peer that we connected to: it closed the connection, died, or sent a reply.
-    fn handle_link_event(&mut self, token: u64) {
-        let Some(link) = locked(&self.device.service.links).get(&(token >> 2)).cloned() else { return };
-        if token & 3 == LINK_SOCKET {
-            // Replies arrive here too; the thread that sent the request reads them. Only the end of the stream is ours.
-            let mut probe = [0u8; 1];
-            let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-            match rustix::net::recv(link.watch_fd(), &mut probe, flags) {
-                Ok((_, 0)) => {}
-                Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
-                Err(_) => {}
-            }
+    /// Forgets the links that threads of this process have broken off.
+    fn forget_broken_links(&self) {
+        let broken: Vec<u64> = locked(&self.device.service.links)
+            .iter()
+            .filter(|(_, link)| link.is_dead())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in broken {
+            self.forget_link(id);
         }
-        locked(&self.device.service.links).remove(&(token >> 2));
-        epoll::delete(&self.device.service.epoll, link.watch_fd()).ok();
-        if let Some(process) = &link.process {
-            epoll::delete(&self.device.service.epoll, process).ok();
-        }
+    }
+
+    /// Ends the use of a link: its peer closed the connection or died, or a call failed. Its queue pairs go to ERR; those that are connected
+    /// to the same device over a later link do not.
+    fn forget_link(&self, id: u64) {
+        let Some(link) = locked(&self.device.service.links).remove(&id) else { return };
+        self.device.service.unwatch(&link);
         link.mark_dead();
         self.device.remove_link(&link);
-        self.fail_qps_of(&link.gid);
+        self.fail_qps(|qp| qp.is_connected_over(&link));
     }
 
     /// Moves every queue pair that is connected to device `gid` to ERR.
     fn fail_qps_of(&self, gid: &[u8; 16]) {
+        self.fail_qps(|qp| qp.is_connected_to(gid));
+    }
+
+    fn fail_qps(&self, is_meant: impl Fn(&QpShared) -> bool) {
         for qp in self.device.all_qps() {
-            if self.fail_qp_if(&qp, |qp| qp.is_connected_to(gid) && qp.state() != QpState::Reset) {
+            if self.fail_qp_if(&qp, |qp| is_meant(qp) && qp.state() != QpState::Reset) {
                 self.device.emit(Event::QpFatal(qp.num));
             }
         }
@@ -581,7 +636,8 @@ impl Service {
 
     /// Collects the flush requests and completes whatever cleanup can be completed now. Returns whether some is left.
     fn run_pending_cleanup(&mut self) -> bool {
-        let requested = std::mem::take(&mut *locked(&self.device.service.flush_requests));
+        let requested =
+            locked(&self.device.service.flush_requests).as_mut().map(std::mem::take).unwrap_or_default();
         for (qp, epoch) in requested {
             // One request covers all receives that are posted before it is finished.
             let is_same = |item: &PendingCleanup| matches!(item, PendingCleanup::Flush(known) if known.epoch == epoch && Arc::ptr_eq(&known.qp, &qp));

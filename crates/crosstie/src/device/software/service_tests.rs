@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, Request};
+use super::invalid_input_tests::{shared, shared_arc};
 use super::layout::MAGIC;
 use super::link::Link;
 use super::service::most_peers;
@@ -107,7 +108,7 @@ fn peer_that_never_reads_its_replies_is_disconnected() {
         // Open until the process ends: closing it would free the service thread.
         std::mem::forget(greedy);
     });
-    let peers = || super::invalid_input_tests::shared(&device).is_peer_connected(&[9; 16]);
+    let peers = || shared(&device).is_peer_connected(&[9; 16]);
     until("the peer did not connect", peers);
     // It counts as possibly inside an operation until it closes its end; the connection is closed at once.
     until("the peer is still connected", || {
@@ -118,6 +119,25 @@ fn peer_that_never_reads_its_replies_is_disconnected() {
     let other = open();
     rc(&other).connect(&rc(&device).address(), &ConnectConfig::default()).unwrap();
     drop(region);
+}
+
+#[test]
+fn handle_of_a_queue_pair_does_not_keep_a_closed_device() {
+    let (device, other_device) = (open(), open());
+    let (qp, mut other) = (rc(&device), rc(&other_device));
+    other.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+    let mut qp = qp;
+    qp.connect(&other.address(), &ConnectConfig::default()).unwrap();
+    let kept = shared_arc(&device).qp(qp.qp_num()).unwrap();
+    let (gid, memory) = (device.address().gid, std::sync::Arc::downgrade(shared_arc(&device)));
+    drop((qp, device));
+    // The peer learns of it although somebody still holds the queue pair.
+    until("the closed device is still connected", || !shared(&other_device).is_peer_connected(&gid));
+    assert_eq!(other.state(), QpState::Error);
+    // A thread that moves it to ERR as late as this, see `FailHandle::fail`.
+    kept.request_flush();
+    drop(kept);
+    assert!(memory.upgrade().is_none(), "the device refers to itself");
 }
 
 /// A message that is posted while no thread can be started ends with an error.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::process::{Resource, getrlimit};
 
 use super::layout::{IN_PLACE, RegionKey};
-use super::quiescence::Quiescence;
+use super::quiescence::{Pause, Quiescence};
 use super::region_keys;
 use super::service::{self, ServiceHandle};
 use super::state::{Allocation, DeviceShared, Region, locked, os};
@@ -119,6 +119,7 @@ impl Drop for DeviceHandle {
             service.join();
         }
         self.device.abandon_removals();
+        self.device.drop_links();
     }
 }
 
@@ -241,10 +242,9 @@ impl Mr {
         }
         let mut operations = self.operations.take().unwrap_or_else(|| {
             device.remove_region(self.key);
-            if self.memory.is_none() {
-                // The service thread checks the key under this lock: what it copies for a peer from now on is not ours.
-                drop(locked(&device.service.proxied_access));
-            }
+            // The service thread checks the key under this lock: what it copies for a peer from now on is not ours, and what it looks up in
+            // the table is not of this region when another one has its entry.
+            drop(locked(&device.service.proxied_access));
             Box::new(device.observe_domain(self.pd))
         });
         if let Some(memory) = self.memory {
@@ -252,12 +252,13 @@ impl Mr {
             self.is_removed = true;
             return true;
         }
+        let mut pause = Pause::default();
         while !operations.is_reached(device) {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 self.operations = Some(operations);
                 return false;
             }
-            std::thread::yield_now();
+            pause.wait();
         }
         device.give_back_region_key(self.key);
         self.is_removed = true;

@@ -307,6 +307,11 @@ impl DeviceShared {
         Ok(link)
     }
 
+    /// The link to a peer device, if there is one.
+    pub(super) fn known_link(&self, gid: &[u8; 16]) -> Option<Arc<Link>> {
+        self.live_link(&locked(&self.links), gid)
+    }
+
     fn live_link(&self, links: &HashMap<[u8; 16], Arc<Link>>, gid: &[u8; 16]) -> Option<Arc<Link>> {
         links.get(gid).filter(|link| !link.is_dead()).cloned()
     }
@@ -316,6 +321,13 @@ impl DeviceShared {
         if links.get(&link.gid).is_some_and(|known| Arc::ptr_eq(known, link)) {
             links.remove(&link.gid);
         }
+    }
+
+    /// Drops what refers to peers and to the objects of this device, which is closed and whose threads have ended: handles of queue pairs may
+    /// keep the device's memory for longer, but peers learn now that we have left.
+    pub(super) fn drop_links(&self) {
+        self.service.close();
+        locked(&self.links).clear();
     }
 
     /// Whether the device with this name is connected to us, so that it may be working on our segment.
