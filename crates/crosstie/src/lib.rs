@@ -65,6 +65,9 @@ mod ring;
 #[cfg(test)]
 #[path = "../tests/rng/mod.rs"]
 mod rng;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/seccomp/mod.rs"]
+mod seccomp;
 pub mod telemetry;
 mod wait;
 

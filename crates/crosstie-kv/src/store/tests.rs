@@ -192,7 +192,7 @@ fn fenced_put_that_fails_changes_nothing() {
     // Room for a token.
     assert_eq!(shard.apply_bytes(&BytesOp::Delete { key: &fill(full.unwrap() - 1) }).status, Status::Done);
     let tokens = [4u64, 5].map(u64::to_le_bytes);
-    let [older, newer] = tokens.each_ref().map(|token| wire::Token::new(token));
+    let [older, newer] = tokens.each_ref().map(wire::Token::new);
     assert_eq!(shard.apply_bytes(&BytesOp::Fence { key: b"any", token: older }).status, Status::Done);
     let fences = |shard: &Shard| shard.fences.len();
     for value in [&value[..60_000], &value] {

@@ -332,7 +332,7 @@ fn unanswered(_: &mut Random) -> Fallible {
         check(idle.qp.state() == QpState::ReadyToSend, "these requests waited for the stopped peer")?;
         wait_for("the end of what used the link", || idle.qp.state() == QpState::Error)?;
         let posted = datagram.join().map_err(|_| "the datagram panicked")?;
-        check(posted == Err(PostError::Device(libc::EHOSTUNREACH)), &posted)
+        check(posted == Err(PostError::Device(libc::EHOSTUNREACH)), posted)
     })?;
     check(waiting.cq.poll(1, |_| {})? == 0, "a completion after the reset")?;
 

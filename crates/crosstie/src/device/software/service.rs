@@ -61,9 +61,8 @@ pub(super) fn most_peers(files: u64) -> (usize, usize) {
 pub(super) struct ServiceHandle {
     pub(super) epoll: OwnedFd,
     wakeup: Arc<Wakeup>,
-    /// Queue pairs in ERR whose receives are to be flushed, with the epoch that has ended. `None` when the device is closed: a queue
-    /// pair refers to its device.
-    flush_requests: Mutex<Option<Vec<(Arc<QpShared>, u64)>>>,
+    /// `None` when the device is closed: a queue pair refers to its device.
+    flush_requests: Mutex<Option<Vec<FlushRequest>>>,
     /// Links whose peers are watched, by the id in their epoll tokens.
     links: Mutex<HashMap<u64, Arc<Link>>>,
     next_id: AtomicU64,
@@ -135,7 +134,12 @@ impl ServiceHandle {
     /// Asks for the receives of a queue pair in ERR to be flushed.
     pub(super) fn request_flush(&self, qp: &Arc<QpShared>) {
         if let Some(requests) = &mut *locked(&self.flush_requests) {
-            requests.push((qp.clone(), qp.epoch()));
+            requests.push(FlushRequest {
+                qp: qp.clone(),
+                epoch: qp.epoch(),
+                peer: PeerDeparture::default(),
+                senders: None,
+            });
         }
         self.wake();
     }
@@ -198,6 +202,7 @@ enum PendingCleanup {
 }
 
 /// A queue pair in ERR whose receives are to be flushed.
+#[derive(Debug)]
 struct FlushRequest {
     qp: Arc<QpShared>,
     /// The epoch that has ended. A queue pair in another epoch was reset since.
@@ -638,11 +643,15 @@ impl Service {
     fn run_pending_cleanup(&mut self) -> bool {
         let requested =
             locked(&self.device.service.flush_requests).as_mut().map(std::mem::take).unwrap_or_default();
-        for (qp, epoch) in requested {
+        for request in requested {
             // One request covers all receives that are posted before it is finished.
-            let is_same = |item: &PendingCleanup| matches!(item, PendingCleanup::Flush(known) if known.epoch == epoch && Arc::ptr_eq(&known.qp, &qp));
+            let is_same = |item: &PendingCleanup| match item {
+                PendingCleanup::Flush(known) => {
+                    known.epoch == request.epoch && Arc::ptr_eq(&known.qp, &request.qp)
+                }
+                PendingCleanup::DatagramSenders(_) => false,
+            };
             if !self.pending.iter().any(is_same) {
-                let request = FlushRequest { qp, epoch, peer: PeerDeparture::default(), senders: None };
                 self.pending.push(PendingCleanup::Flush(request));
             }
         }
@@ -753,7 +762,8 @@ fn announce_return(
         }
     }
     // One handle for each notice, and none here: whoever has the last one returns the receives.
-    let handles = vec![Arc::new(ReturnedRecvs { queue: queue.clone(), taken, status }); cqs.len()];
+    let returned = Arc::new(ReturnedRecvs { queue: queue.clone(), taken, status });
+    let handles = vec![returned; cqs.len()];
     for ((cq, qp_num), returned) in cqs.into_iter().zip(handles) {
         cq.post_notice(Notice::Return { returned, qp_num });
     }

@@ -16,6 +16,7 @@ use super::service::most_peers;
 use crate::device::*;
 use crate::local::socket;
 use crate::local::socket::blocking_files::BlockingFile;
+use crate::seccomp;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -143,8 +144,6 @@ fn handle_of_a_queue_pair_does_not_keep_a_closed_device() {
 /// A message that is posted while no thread can be started ends with an error.
 #[test]
 fn deferred_request_fails_if_the_progress_thread_cannot_be_started() {
-    #[path = "../../../tests/seccomp/mod.rs"]
-    mod seccomp;
     let (sender, ended) = std::sync::mpsc::channel();
     // The filter stays on its thread, so the test gets one of its own.
     std::thread::spawn(move || {
@@ -410,7 +409,8 @@ fn drop_everything_in_a_forked_child() {
     caller.call(&2, ()).unwrap();
     let mut served = 0;
     until("a call is not served", || {
-        (server.poll(), lanes.poll());
+        server.poll();
+        lanes.poll();
         if let Some(request) = server.recv() {
             request.reply(&1).unwrap();
             served += 1;

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
+use crate::seccomp;
 
 fn spinning(capacity: usize) -> Config {
     Config { capacity, wait_strategy: WaitStrategy::Spin, ..Config::default() }
@@ -157,8 +158,6 @@ fn busy_caller_does_not_starve_others() {
 /// Where the system refuses what parking needs, a network that spins can be created, and its nodes can be awaited with others.
 #[test]
 fn node_of_a_spinning_network_is_awaited_where_membarrier_is_refused() {
-    #[path = "../../../tests/seccomp/mod.rs"]
-    mod seccomp;
     // The filter stays on its thread, so the test gets one of its own.
     let awaited = std::thread::spawn(|| {
         seccomp::install_filter(&[libc::SYS_membarrier], seccomp::FilterMode::Deny);
