@@ -120,14 +120,23 @@ impl Drop for Socket {
     }
 }
 
-/// Whether a message waits in a socket that was shut down. An error counts as one.
+/// Whether a message waits in a socket that was shut down. What cannot be told counts as one.
 fn has_message(socket: &OwnedFd) -> bool {
     // With this option each message carries control data, for which there is no room here: that tells an empty one from the end.
     let set = sockopt::set_socket_passcred(socket, true);
-    let mut control = RecvAncillaryBuffer::new(&mut []);
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let got = rustix::net::recvmsg(socket, &mut [], &mut control, flags);
-    set.is_err() || got.is_ok_and(|got| got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC))
+    let look = || rustix::net::recvmsg(socket, &mut [], &mut RecvAncillaryBuffer::new(&mut []), flags);
+    // If the peer closed its end before it had read everything, the first look reports that, and nothing else.
+    let got = match look() {
+        Err(rustix::io::Errno::CONNRESET) => look(),
+        got => got,
+    };
+    match got {
+        Ok(got) => set.is_err() || got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC),
+        // It was never connected.
+        Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::AGAIN) => false,
+        Err(_) => true,
+    }
 }
 
 /// A listening socket. When it is dropped nobody can connect any more, also while a forked child holds a descriptor of it.
@@ -543,7 +552,7 @@ mod tests {
     /// Their `close` takes minutes, and all of it is done by another thread.
     #[test]
     fn files_of_a_peer_whose_close_blocks_hold_up_nobody() {
-        let [asked, unasked, left, behind] = [(); 4].map(|()| blocking_files::new());
+        let [asked, unasked, left, behind, reset] = [(); 5].map(|()| blocking_files::new());
         let (a, b) = pair();
         send(&a, b"head", b"", &[asked.file.as_fd()]).unwrap();
         // More than a message of ours has.
@@ -556,15 +565,21 @@ mod tests {
         let (c, d) = pair();
         send(&c, b"", b"", &[]).unwrap();
         send(&c, b"head", b"", &[behind.file.as_fd()]).unwrap();
+        // A peer that closes its end with a message in it: the socket reports that before anything else.
+        let kind = SocketType::SEQPACKET;
+        let (e, f) = rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        send(&f, b"never read", b"", &[]).unwrap();
+        send(&e, b"head", b"", &[reset.file.as_fd()]).unwrap();
+        drop(e);
         // From here on nobody else has them open.
-        drop([asked.file, unasked.file, left.file, behind.file]);
+        drop([asked.file, unasked.file, left.file, behind.file, reset.file]);
         let (begun, mut header) = (Instant::now(), [0; 4]);
         let (_, files) = receive_with_files(&b, &mut header, &mut []).unwrap();
         assert_eq!(files.len(), 1);
         drop(files);
         let refused = receive(&b, &mut header, &mut []).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
-        drop((b, d));
+        drop((b, d, Socket::from(f)));
         assert!(begun.elapsed() < blocking_files::MAX_ELAPSED, "it took {:?}", begun.elapsed());
         drop((a, c));
     }
