@@ -184,6 +184,10 @@ fn full_shard_refuses_only_new_words() {
 fn fenced_put_that_fails_changes_nothing() {
     let mut shard = Shard::new(1 << 20);
     let value = vec![1; wire::MAX_VALUE + 1];
+    let tokens = [4u64, 5].map(u64::to_le_bytes);
+    let [older, newer] = tokens.each_ref().map(wire::Token::new);
+    // The table of tokens has memory before the values take the rest.
+    assert_eq!(shard.apply_bytes(&BytesOp::Fence { key: b"any", token: older }).status, Status::Done);
     let fill = |number: u32| number.to_le_bytes();
     let full = (0..).find(|&number| {
         let put = BytesOp::Put { key: &fill(number), value: &value[..10_000] };
@@ -191,9 +195,6 @@ fn fenced_put_that_fails_changes_nothing() {
     });
     // Room for a token.
     assert_eq!(shard.apply_bytes(&BytesOp::Delete { key: &fill(full.unwrap() - 1) }).status, Status::Done);
-    let tokens = [4u64, 5].map(u64::to_le_bytes);
-    let [older, newer] = tokens.each_ref().map(wire::Token::new);
-    assert_eq!(shard.apply_bytes(&BytesOp::Fence { key: b"any", token: older }).status, Status::Done);
     let fences = |shard: &Shard| shard.fences.len();
     for value in [&value[..60_000], &value] {
         for (key, fenced) in [(b"new", 0), (b"old", 1)] {
