@@ -49,7 +49,9 @@ impl Pd {
     }
 
     pub(crate) fn create_ah(&self, to: &DeviceAddress) -> Result<Ah, DeviceError> {
-        Ok(Ah { address: *to, route: Mutex::new(Route::Link(self.handle.device.link(to)?)) })
+        let device = &self.handle.device;
+        let route = Mutex::new(Route::Link(device.link(to)?));
+        Ok(Ah { address: *to, device: device.gid, route })
     }
 }
 
@@ -57,6 +59,8 @@ impl Pd {
 #[derive(Debug)]
 pub struct Ah {
     address: DeviceAddress,
+    /// The name of the device that made it.
+    device: [u8; 16],
     /// Needed when a queue pair sends to the device for the first time, and after a link has ended. Who waits for the lock then waits for this
     /// device as well.
     route: Mutex<Route>,
@@ -193,8 +197,10 @@ impl UdQp {
         qkey: u32,
         wr: &SendWr<'_>,
     ) -> Result<(), PostError> {
-        let AhProvider::Software(to) = &to.provider else {
-            return Err(PostError::Invalid("the address handle belongs to another device"));
+        let own = self.shared.device.gid;
+        let to = match &to.provider {
+            AhProvider::Software(to) if to.device == own => to,
+            _ => return Err(PostError::Invalid("the address handle belongs to another device")),
         };
         let state = self.shared.state();
         if state != QpState::ReadyToSend && state != QpState::Error {

@@ -13,7 +13,8 @@ use crate::participant::{
 
 cases!("datagram":
     send, send_imm, reply_to_the_sender, longest_datagram, datagram_too_long, wrong_qkey_is_dropped,
-    datagram_without_a_receive_is_dropped, datagram_to_an_unknown_queue_pair_is_dropped, one_sided_operations_are_refused, many_senders, from_a_shared_queue, states,
+    datagram_without_a_receive_is_dropped, datagram_to_an_unknown_queue_pair_is_dropped, one_sided_operations_are_refused,
+    address_handle_of_another_device_is_refused, many_senders, from_a_shared_queue, states,
     failed_queue_pair_flushes, gathered_and_scattered,
 );
 
@@ -213,6 +214,17 @@ fn one_sided_operations_are_refused(side: &mut Participant) {
         let posted = ud.qp.post(&ud.ah, ud.peer, QKEY, &SendWr::new(1, op, Data::Regions(&sges)));
         assert!(matches!(posted, Err(PostError::Invalid(_))), "{op:?}: {posted:?}");
     }
+    assert_no_completion(&mut ud.cq);
+    side.wait_for_other();
+}
+
+/// Drivers take a handle for one of their own.
+fn address_handle_of_another_device_is_refused(side: &mut Participant) {
+    let mut ud = Datagrams::new(side);
+    let other = side.open_again().alloc_pd().unwrap().create_ah(&ud.ah.address()).unwrap();
+    let wr = SendWr::new(1, SendOp::Send, Data::Inline(b"x")).signaled();
+    let posted = ud.qp.post(&other, ud.peer, QKEY, &wr);
+    assert!(matches!(posted, Err(PostError::Invalid(_))), "{posted:?}");
     assert_no_completion(&mut ud.cq);
     side.wait_for_other();
 }
