@@ -386,7 +386,7 @@ impl<T> CallTable<T> {
     }
 
     /// Continues with this call number, as if that many calls had been made.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn set_next_call(&mut self, call: CallNumber) {
         self.call = call;
     }

@@ -87,7 +87,7 @@ mod recv;
 mod region_keys;
 mod removal;
 mod service;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod service_tests;
 mod setup;
 mod shared_recv;
