@@ -63,7 +63,7 @@ pub struct DeviceAttr {
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpConfig {
-    /// Requests in the send queue. A signaled request, and one that fails, leaves it when its completion is polled; the unsignaled
+    /// Requests in the send queue. A signaled request, and one that fails, leaves it at the latest when its completion is polled; the unsignaled
     /// requests before it leave with it. **So signal at least one of half as many**, on each queue pair: a queue that is full of
     /// unsignaled requests stays full for ever, even though all of them have been executed.
     pub max_send_wr: u32,

@@ -11,8 +11,8 @@
 //! - Every accepted request completes, with success or with a [`Status`] that names the cause. A request that fails takes
 //!   its queue pair to [`QpState::Error`]; all requests that are outstanding or posted later are flushed, receives too.
 //! - A post that returns [`PostError`] has changed nothing.
-//! - Queues are finite. An unsignaled request keeps its place in the send queue until the completion of a later one of the same
-//!   queue pair is polled ([`QpConfig::max_send_wr`]).
+//! - Queues are finite. An unsignaled request keeps its place in the send queue until the completion of a later one of the
+//!   same queue pair is there, at the latest until it is polled ([`QpConfig::max_send_wr`]).
 //! - An object keeps alive what it was created from. Queues are `Send`, not `Sync`: one thread at a time uses a queue.
 //! - The data path takes no lock, allocates nothing and makes no system call. The software device makes one in two cases:
 //!   it accesses memory that another process registered in place, or it wakes a waiting thread.

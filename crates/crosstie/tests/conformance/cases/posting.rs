@@ -156,8 +156,9 @@ fn full_send_queue(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// An unsignaled request that was executed keeps its place until the completion of a later request of the same queue pair is polled. So a
-/// queue that is full of unsignaled requests stays full, and the completions of other queue pairs make no room in it.
+/// An unsignaled request that was executed keeps its place until the completion of a later request of the same queue pair is there, at the
+/// latest until it is polled (a wait may take completions from a NIC already). So a queue that is full of unsignaled requests stays full, and
+/// the completions of other queue pairs make no room in it.
 fn unsignaled_requests_keep_their_places(side: &mut Participant) {
     let qp = QpConfig { max_send_wr: 16, ..QpConfig::default() };
     let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
@@ -182,12 +183,12 @@ fn unsignaled_requests_keep_their_places(side: &mut Participant) {
             panic!("16 were asked for")
         };
         assert!(fill(&mut end, Some(8)) >= 16);
-        // The completion of the signaled one is there soon, and makes no room before it is polled.
         end.cq.wait(TIMEOUT).unwrap();
-        assert_eq!(fill(&mut end, None), 0);
+        let early = fill(&mut end, None);
+        assert!(early == 0 || early == 9, "{early}");
         end.expect_success(8);
         // The request itself and the eight before it have left the queue; those behind it have not, nor will they.
-        assert_eq!(fill(&mut end, None), 9);
+        assert_eq!(early + fill(&mut end, None), 9);
         side.send(&last);
         side.wait_for_other();
         let elsewhere = SendWr::new(90, SendOp::Write(remote.at(8)), Data::Inline(&[0; 8]));
