@@ -4,7 +4,7 @@
 //! of each line, so that a reader can repeat it with other options. A part that fails is named, and the others are shown.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -197,8 +197,7 @@ pub fn run(arguments: &Arguments, interrupt: &AtomicBool) -> Result<(), Error> {
         .collect();
     output::write_file(&data, &output::json(&results)?)?;
     report::write_demo(&measured, &store, &page)?;
-    let shown = |path: &Path| path.canonicalize().unwrap_or(path.to_owned()).display().to_string();
-    output::print(&format!("\nreport: {}\nfigures: {}\n", shown(&page), shown(&data)))?;
+    output::print(&format!("\nreport: {}\nfigures: {}\n", page.display(), data.display()))?;
     match failures.as_slice() {
         [] if interrupt.load(Relaxed) => Err(kv::Error::Interrupted.into()),
         [] => Ok(()),

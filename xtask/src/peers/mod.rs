@@ -342,7 +342,10 @@ fn cpu_seconds() -> f64 {
         // utime, stime, cutime, cstime
         is_ours.then(|| fields.iter().skip(10).take(4).sum())
     };
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    // Beside the processes there are `self` and `thread-self`, which are this one.
+    let is_process =
+        |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process);
     // A process that has ended meanwhile has no file.
     let stats = processes.filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
     stats.filter_map(ticks).sum::<u64>() as f64 / TICKS_PER_SECOND

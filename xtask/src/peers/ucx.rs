@@ -47,7 +47,7 @@ impl Ucx {
         gcc.args(["-O3", "-Wall", "-Wextra", "-Werror", "-o"])
             .arg(&request_program)
             .arg(source)
-            .arg("-I")
+            .arg("-isystem")
             .arg(ucx.join("include"))
             .arg("-L")
             .arg(&libraries)

@@ -199,8 +199,7 @@ fn print_and_save(found: Results, as_json: bool, several: bool, name: Option<&Pa
             let (data, page) = (output_path(name, "json"), output_path(name, "html"));
             output::write_file(&data, &json)?;
             report::write(&results, &page)?;
-            let shown = |path: &Path| path.canonicalize().unwrap_or(path.to_owned()).display().to_string();
-            let written = format!("\nreport: {}\nfigures: {}\n", shown(&page), shown(&data));
+            let written = format!("\nreport: {}\nfigures: {}\n", page.display(), data.display());
             if as_json { eprint!("{written}") } else { output::print(&written)? }
         }
     }
