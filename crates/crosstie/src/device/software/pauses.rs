@@ -11,6 +11,8 @@ pub(super) enum Pause {
     RecordRead,
     /// A queue pair has changed its state, and its connection is not open to the peer yet.
     StateChanged,
+    /// A reset has dropped the requests that wait, and has not begun the new epoch.
+    Resetting,
 }
 
 type Action = Box<dyn FnOnce()>;

@@ -157,8 +157,11 @@ impl RcQp {
         if is_first {
             self.peer = None;
             self.link = None;
-            shared.begin_epoch();
+            // First of all: what a progress thread completes until then has the number of the epoch that ends.
             shared.close();
+            #[cfg(test)]
+            super::pauses::at(super::pauses::Pause::Resetting);
+            shared.begin_epoch();
         }
         // What was seen of the peer by the first attempt still counts.
         let departure = self.leaving.get_or_insert_default();

@@ -12,6 +12,7 @@ use super::control::{self, MAX_PAYLOAD, Request};
 use super::invalid_input_tests::{shared, shared_arc};
 use super::layout::MAGIC;
 use super::link::Link;
+use super::pauses::{Pause, once_at};
 use super::service::most_peers;
 use crate::device::*;
 use crate::local::socket;
@@ -60,8 +61,9 @@ fn end_of_a_peer_is_noticed_while_a_thread_connects_to_a_stopped_one() {
     qp.connect(&other.address(), &ConnectConfig::default()).unwrap();
     other.connect(&qp.address(), &ConnectConfig::default()).unwrap();
     // A device that is stopped: the kernel accepts connections for it, and nobody reads them.
-    let stopped = QpAddress { device: DeviceAddress { gid: [7; 16], ..device.address() }, ..other.address() };
-    let listening = control::listen(&[7; 16]).unwrap();
+    let name = [[7; 12].as_slice(), &std::process::id().to_ne_bytes()].concat().try_into().unwrap();
+    let stopped = QpAddress { device: DeviceAddress { gid: name, ..device.address() }, ..other.address() };
+    let listening = control::listen(&name).unwrap();
     let (connecting, connected) = (rc(&device), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
@@ -139,6 +141,32 @@ fn handle_of_a_queue_pair_does_not_keep_a_closed_device() {
     kept.request_flush();
     drop(kept);
     assert!(memory.upgrade().is_none(), "the device refers to itself");
+}
+
+/// A progress thread looks at requests that wait while their queue pair is being reset.
+#[test]
+fn requests_that_wait_have_no_completion_after_a_reset() {
+    let (near, far) = (open(), open());
+    let pd = near.alloc_pd().unwrap();
+    let mut cq = near.create_cq(&CqConfig { depth: 16 }).unwrap();
+    let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+    let mut peer = rc(&far);
+    for _ in 0..3 {
+        qp.connect(&peer.address(), &ConnectConfig::default()).unwrap();
+        peer.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+        // The peer has no receive.
+        for wr_id in 0..4 {
+            qp.post(&SendWr::new(wr_id, SendOp::Send, Data::Inline(b"x")).signaled()).unwrap();
+        }
+        let device = shared_arc(&near).clone();
+        once_at(Pause::Resetting, move || {
+            device.progress.wake();
+            std::thread::sleep(Duration::from_millis(20));
+        });
+        qp.reset().unwrap();
+        assert_eq!(cq.poll(16, |completion| panic!("{completion:?}")).unwrap(), 0);
+        peer.reset().unwrap();
+    }
 }
 
 /// A message that is posted while no thread can be started ends with an error.
