@@ -98,6 +98,8 @@ fn messages_arrive_once_and_in_order_for_all_seeds() {
 fn copyrpc_credits_never_run_dry_for_all_seeds() {
     let credits = Plan { operations: 200, ..Plan::new(Scenario::Credits) };
     check("credits", Plan { members: 8, ..credits }, 10);
+    // So few calls that nothing else happens after the last one was refused.
+    check("credits, few calls", Plan { members: 2, operations: 5, ..credits }, 2000);
     check("credits, 300 endpoints", Plan { members: 300, operations: 40, ..credits }, 1);
 }
 

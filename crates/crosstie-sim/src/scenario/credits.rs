@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crosstie_protocol::copyrpc::{Endpoint, FlowParams, HeldSpace, ReceivedMessage, ReplyToken};
+use crosstie_protocol::copyrpc::{Endpoint, FlowParams, HeldSpace, ReceivedMessage, Refusal, ReplyToken};
 
 use crate::network::{Happening, Network};
 use crate::outcome::Outcome;
@@ -194,10 +194,20 @@ impl Run {
 
     fn call(&mut self, index: usize) {
         while self.ends[index].left > 0 {
+            let End { endpoint, staging, left, .. } = &mut self.ends[index];
             let len = NUMBER as u32 + self.network.random.below(MAX_REQUEST) as u32;
             let response = NUMBER as u32 + self.network.random.below(60) as u32;
-            let End { endpoint, staging, left, .. } = &mut self.ends[index];
-            let Ok((_, placement)) = endpoint.call(len, response, self.next_call) else { return };
+            let (len, response) =
+                (len.min(endpoint.max_request_len()), response.min(endpoint.max_response_len()));
+            let placement = match endpoint.call(len, response, self.next_call) {
+                Ok((_, placement)) => placement,
+                Err((refusal @ (Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. }), _)) => {
+                    self.failures.push(format!("{} ns: end {index}: {refusal}", self.network.now));
+                    return;
+                }
+                // It ends: by a response, a batch of the peer, or a READ of its position.
+                Err(_) => return,
+            };
             staging[placement.offset..][..12].copy_from_slice(&placement.header.encode());
             staging[placement.payload_offset()..][..NUMBER].copy_from_slice(&self.next_call.to_le_bytes());
             *left -= 1;
