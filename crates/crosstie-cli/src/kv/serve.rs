@@ -170,7 +170,11 @@ struct PeerMonitor {
 }
 
 impl PeerMonitor {
-    fn new(peers: Vec<PeerState>) -> PeerMonitor {
+    /// Nothing was reported yet, whatever has happened since the node was started.
+    fn new(mut peers: Vec<PeerState>) -> PeerMonitor {
+        for peer in &mut peers {
+            (peer.is_up, peer.incarnation, peer.times_up, peer.problem) = (false, None, 0, None);
+        }
         PeerMonitor { peers, refused: 0 }
     }
 

@@ -294,7 +294,7 @@ fn peer_that_is_not_visible_is_refused() {
         .expect("this test needs `unshare` of util-linux");
     let mut gid = [0; 16];
     child.stderr.as_mut().unwrap().read_exact(&mut gid).expect("this test needs root: run it with sudo");
-    let own = [6; 16];
+    let own = (u128::from(std::process::id()) << 64).to_le_bytes();
     let _listener = control::listen(&own).unwrap();
     let refused = Link::connect(own, gid).unwrap_err();
     assert!(refused.to_string().contains("not visible"), "{refused}");
