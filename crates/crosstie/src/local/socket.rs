@@ -362,8 +362,8 @@ pub(crate) fn send_now(socket: impl AsFd, message: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Repeats a call on a socket that a signal interrupted. The kernel begins to count the socket's timeout again with each repetition, so a timer's
-/// signals would make the wait endless: there is none after the timeout has passed since the first of them.
+/// Repeats a call on a socket as long as signals interrupt it, until the socket's timeout has passed since the first signal. The kernel counts the
+/// timeout anew for each call: without this limit, the signals of a timer would make the wait endless.
 fn repeat_interrupted<T>(
     socket: impl AsFd,
     timeout: sockopt::Timeout,

@@ -265,7 +265,7 @@ unsafe impl<T> Send for SharedSlice<T> {}
 unsafe impl<T> Sync for SharedSlice<T> {}
 
 impl<T: Shared> SharedSlice<T> {
-    /// The `len` elements at `offset`. None if there are none, or if they are not inside of the segment or not aligned.
+    /// The `len` elements at `offset`. `None` if `len` is zero, or if they are not aligned or not inside of the segment.
     pub(crate) fn new(segment: &Arc<Segment>, offset: u64, len: usize) -> Option<SharedSlice<T>> {
         let mask = ring_mask(len)?;
         let size = (len as u64).checked_mul(size_of::<T>() as u64)?;

@@ -284,7 +284,8 @@ fn reset_of_a_stopped_peer(_: &mut Random) -> Fallible {
     next.expect("Success")
 }
 
-/// Atomics on memory in place go through the peer's service thread: whoever needs it waits.
+/// A peer is stopped. An atomic on its memory in place needs its service thread, and fails when that does not reply. Meanwhile requests to other
+/// peers, datagrams and resets go on, and the reply that comes later is not taken for another one.
 fn unanswered(_: &mut Random) -> Fallible {
     let node = Node::new(256 << 20)?;
     let (mut peer, mut healthy) = (Target::start()?, Target::start()?);

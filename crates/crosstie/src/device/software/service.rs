@@ -761,7 +761,8 @@ fn announce_return(
             cqs.push((&user.recv_cq, user.num));
         }
     }
-    // One handle for each notice, and none here: whoever has the last one returns the receives.
+    // The queue that drops the last `Arc` returns the receives. So there are exactly as many as notices: with one more, kept here, each queue
+    // would leave it to another one.
     let returned = Arc::new(ReturnedRecvs { queue: queue.clone(), taken, status });
     let handles = vec![returned; cqs.len()];
     for ((cq, qp_num), returned) in cqs.into_iter().zip(handles) {
