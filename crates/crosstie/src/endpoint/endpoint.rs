@@ -65,7 +65,7 @@ impl Endpoint {
 
     /// Its address, for the peer. [`reopen`](Endpoint::reopen) changes it.
     pub fn address(&self) -> EndpointAddress {
-        self.shared.with_engine(|engine, _| engine.address())
+        self.shared.with_engine(|engine, _| engine.address().clone())
     }
 
     /// Connects to a peer. The peer connects to this endpoint's address, before or after.

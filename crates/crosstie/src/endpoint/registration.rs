@@ -33,7 +33,9 @@ impl Endpoint {
     /// Describes a buffer to a peer. Send the [bytes](RemoteRegion::encode) of the description; the peer gives it to
     /// [`import`](Endpoint::import).
     pub fn describe(&self, buffer: &Buffer) -> RemoteRegion {
-        let region = buffer.region().describe(&self.device().address());
+        // That of the address to which the peer connects: it compares them. The device would ask the driver each time.
+        let device = self.shared.with_engine(|engine, _| engine.address().device());
+        let region = buffer.region().describe(&device);
         match region.slice(buffer.start() as u64, buffer.len() as u64) {
             Ok(region) => region,
             Err(error) => unreachable!("a buffer is inside its region: {error}"),

@@ -297,8 +297,8 @@ impl Link {
         })
     }
 
-    pub(super) fn address(&self) -> EndpointAddress {
-        self.address.clone()
+    pub(super) fn address(&self) -> &EndpointAddress {
+        &self.address
     }
 
     pub(super) fn peer(&self) -> Option<Peer> {

@@ -131,7 +131,7 @@ impl Engine {
         &mut self.link
     }
 
-    pub(super) fn address(&self) -> EndpointAddress {
+    pub(super) fn address(&self) -> &EndpointAddress {
         self.link.address()
     }
 
@@ -333,7 +333,7 @@ impl Engine {
             self.retired.push(former);
         }
         self.status.reset();
-        Ok(self.link.address())
+        Ok(self.link.address().clone())
     }
 
     /// Takes the immediates and messages whose futures were dropped before anybody looked at them.
