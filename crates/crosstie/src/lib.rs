@@ -61,6 +61,7 @@ mod memory;
 mod message;
 mod process;
 pub mod rails;
+pub mod region;
 mod ring;
 #[cfg(test)]
 #[path = "../tests/rng/mod.rs"]
@@ -72,7 +73,6 @@ pub mod telemetry;
 mod wait;
 
 pub use local_rpc::caller::Caller;
-pub use memory::region;
 pub use message::Message;
 pub use wait::{WaitStrategy, Waitable, WakeFlag, Wakeup, park_any, wait_any, yield_core};
 

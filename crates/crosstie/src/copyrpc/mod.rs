@@ -117,7 +117,6 @@ mod flush_policy;
 mod fuzz_tests;
 mod operation;
 mod payload;
-pub(crate) mod poll_clock;
 mod qp_table;
 mod region_pool;
 pub mod service;

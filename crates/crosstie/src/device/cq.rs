@@ -6,7 +6,7 @@ use core::time::Duration;
 
 #[cfg(feature = "verbs")]
 use super::verbs;
-use super::{Completion, CqError, DeviceError, fault, software};
+use super::{Completion, CqError, CqParker, DeviceError, fault, software};
 
 /// A completion queue. Any number of queue pairs can use it for their completions; one thread polls it.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl Cq {
     }
 
     /// The parker that is notified of each completion, where the device has one.
-    pub(crate) fn parker(&self) -> Option<software::CqParker> {
+    pub(crate) fn parker(&self) -> Option<CqParker> {
         match &self.provider {
             Provider::Software(x) => Some(x.parker()),
             _ => None,

@@ -187,6 +187,7 @@ pub use pd::{Ah, Pd};
 pub(crate) use qp::FailHandle;
 pub use qp::{Batch, RcQp, UdQp};
 pub(crate) use ring_region::RingRegion;
+pub(crate) use software::CqParker;
 pub use spec::DeviceSpec;
 pub use srq::Srq;
 pub use work::{Access, Data, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Sge};

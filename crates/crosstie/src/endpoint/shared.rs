@@ -22,7 +22,7 @@ use super::flags::Flags;
 use super::operation::{Operation, Table};
 use super::returned::{Item, Returned};
 use crate::WaitStrategy;
-use crate::device::{Device, DeviceError, Pd, software};
+use crate::device::{CqParker, Device, DeviceError, Pd};
 use crate::process::Creator;
 use crate::ring::combining_lock::{CombiningLock, Guard};
 use crate::ring::fence;
@@ -383,7 +383,7 @@ impl Shared {
     /// Parks until there is a completion, a submitted operation, or a call for attention. One thread at a time calls this.
     pub(super) fn sleep_until_ready(&self, timeout: Duration, done: &impl Fn() -> bool) {
         let looked = self.try_with_engine(|engine| {
-            let parker: Option<software::CqParker> = engine.link().cq().parker();
+            let parker: Option<CqParker> = engine.link().cq().parker();
             (engine.max_sleep(&self.table, Instant::now()), parker)
         });
         let Some((max_sleep, cq_parker)) = looked else {
@@ -395,7 +395,7 @@ impl Shared {
         };
         let timeout = timeout.min(max_sleep);
         let timeout = if cq_parker.is_some() { timeout } else { timeout.min(MAX_UNNOTIFIED_SLEEP) };
-        let parkers = [Some(&self.parker), cq_parker.as_ref().map(software::CqParker::parker)];
+        let parkers = [Some(&self.parker), cq_parker.as_ref().map(CqParker::parker)];
         park_once(parkers.iter().copied().flatten(), timeout, || {
             if done() || self.flags.take_attention() || self.table.has_submitted() {
                 return true;

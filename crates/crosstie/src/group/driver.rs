@@ -18,7 +18,7 @@ use std::time::Instant;
 use super::engine::Engine;
 use super::error::GroupError;
 use crate::WaitStrategy;
-use crate::device::software::CqParker;
+use crate::device::CqParker;
 use crate::wait::{Parker, park_once};
 
 /// How often the group's thread looks whether the application uses the engine.

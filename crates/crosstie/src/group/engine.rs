@@ -24,7 +24,7 @@ use super::error::{GroupError, JoinError};
 use super::link::{Link, SLOT, SendKey};
 use super::one_sided::OneSided;
 use super::wires::{Results, Staging, Wires};
-use crate::device::software::CqParker;
+use crate::device::CqParker;
 use crate::device::{Completion, Cq, CqError, Data, Mr, Opcode, Pd, Status, UdQp};
 
 /// Completions of one pass.

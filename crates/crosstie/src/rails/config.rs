@@ -81,7 +81,7 @@ pub struct Config {
 }
 
 /// Polls of a connection that take longer than this, all together, since the clock was read last are slow, see
-/// [`PollClock`](crate::copyrpc::poll_clock::PollClock). A program that sends a message every 50 µs polls a few times for each: it must
+/// [`PollClock`](crate::wait::PollClock). A program that sends a message every 50 µs polls a few times for each: it must
 /// not pay for a look at the clock with every message. What the clock is read for takes at least [`Config::stall_timeout`].
 pub(super) const SLOW_POLLS: Duration = Duration::from_millis(2);
 

@@ -2,11 +2,12 @@
 //!
 //! [`parker`] is the futex at which one owner parks and that others notify. [`strategy`] decides when to spin, yield and
 //! park. [`yielding`] tells when a yield would take too long. [`any`] waits for several connections and services at once. [`flag`]
-//! ends such a wait from another thread. [`wakers`] calls the wakers of tasks where their thread holds nothing.
+//! ends such a wait from another thread. [`poll_clock`] decides when a loop of polls reads the clock. [`wakers`] calls the wakers of tasks where their thread holds nothing.
 
 pub(crate) mod any;
 mod flag;
 mod parker;
+pub(crate) mod poll_clock;
 mod strategy;
 pub(crate) mod wakers;
 mod yielding;
@@ -17,6 +18,7 @@ pub use flag::WakeFlag;
 pub(crate) use parker::ModelParker;
 pub(crate) use parker::Parker;
 pub use parker::Wakeup;
+pub(crate) use poll_clock::PollClock;
 pub use strategy::WaitStrategy;
 pub(crate) use strategy::{park_once, wait_for, wait_for_any, wait_until};
 pub use yielding::yield_core;

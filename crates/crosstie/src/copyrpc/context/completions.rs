@@ -22,7 +22,7 @@ use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::{MAX_COMPACT_BATCH, SEND_DEPTH};
 use crate::copyrpc::payload::{Payload, ShortPayload};
 use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
-use crate::device::software::CqParker;
+use crate::device::CqParker;
 use crate::device::{Completion, Cq, CqConfig, Device, DeviceError, NextReceive, Pd, QpConfig, RcQp};
 use crate::wait::Parker;
 

@@ -7,7 +7,7 @@
 //! | probe, refill | with a check of the peers, at most every [`FULL_CHECK_INTERVAL`] | a silent peer with calls to answer is probed by a READ; receives that were used without a completion are posted again |
 //! | failures | with the next poll | broken connections end, and all calls that ended are reported |
 //!
-//! All of it goes by time. Polls read the clock as [`poll_clock`](crate::copyrpc::poll_clock) says; a wait reads it each time that
+//! All of it goes by time. Polls read the clock as [`poll_clock`](crate::wait::poll_clock) says; a wait reads it each time that
 //! it wakes up, and wakes up for the earliest deadline and for the peers.
 //!
 //! A failure can be found deep inside a flush or a callback. So it is only noted there ([`ContextCore::mark_broken`]); the
@@ -23,8 +23,8 @@ use super::ContextCore;
 use super::request::PollHandler;
 use crate::copyrpc::connection::Connection;
 use crate::copyrpc::error::{CallFailed, Failure};
-use crate::copyrpc::poll_clock::PollClock;
 use crate::device::Status;
+use crate::wait::PollClock;
 
 /// The least time between two checks of the peers, however fast polls are.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);

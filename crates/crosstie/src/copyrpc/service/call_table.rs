@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use super::error::Error;
 use super::method::{Method, decode_done, decode_error};
 use super::slots::{CallToken, EndpointQueue, Slot, SlotState, Slots, closed};
-use crate::copyrpc::poll_clock::PollClock;
 use crate::copyrpc::{CallFailed, Failure, Payload};
+use crate::wait::PollClock;
 
 /// What a driver has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

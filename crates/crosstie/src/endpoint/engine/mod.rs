@@ -29,9 +29,9 @@ use super::operation::{Kind, Op, Operation, Table};
 use super::path::Path;
 use super::returned::Returned;
 use super::shared::Status;
-use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Device, DeviceError, Pd};
 use crate::ring::operation_table::{FutureSide, OperationKey, PrivateSide, SpareEntry};
+use crate::wait::PollClock;
 
 pub(super) use at_once::AtOnce;
 use deadlines::Deadlines;

@@ -27,8 +27,8 @@ use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, PROBE, Role};
 use super::error::{Cause, RequestError};
 use super::mailbox::Mailbox;
 use super::memory::Memory;
-use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Completion, MultiRegion, Opcode, clock};
+use crate::wait::PollClock;
 use repair::{Fence, PeerClosed};
 pub use single::Tested;
 

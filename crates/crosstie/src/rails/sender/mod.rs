@@ -26,8 +26,8 @@ use super::head::{Head, Source};
 use super::load::RailLoad;
 use super::mailbox::Mailbox;
 use super::memory::Memory;
-use crate::copyrpc::poll_clock::PollClock;
 use crate::device::{Completion, RemoteAddr, clock};
+use crate::wait::PollClock;
 use core::sync::atomic::Ordering::Relaxed;
 use single::Single;
 
