@@ -106,7 +106,7 @@ fn reliable(here: &Device, there: &Device) -> Outcome {
     a.qp.post_batch(|batch| {
         (0..8u64).try_for_each(|i| {
             let wr = SendWr::new(10 + i, SendOp::Write(remote.at(1024 + i)), Data::Inline(b"x"));
-            batch.post(&if i == 7 { wr.signaled() } else { wr })
+            batch.post(&if i == 7 { wr.signaled() } else { wr }).map(drop)
         })
     })?;
     success(&mut a.cq, 17, Opcode::Write)?;

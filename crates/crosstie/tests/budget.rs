@@ -122,7 +122,7 @@ impl End {
     fn post(&mut self, op: SendOp, data: Data<'_>, idle: &mut Idle) {
         self.unsignaled += 1;
         let signaled = self.unsignaled == SIGNAL_EVERY;
-        self.qp.post(&SendWr { signaled, ..SendWr::new(self.sent, op, data) }).unwrap();
+        self.qp.post(&SendWr { signal: signaled.into(), ..SendWr::new(self.sent, op, data) }).unwrap();
         if signaled {
             self.unsignaled = 0;
             self.await_sent(idle);

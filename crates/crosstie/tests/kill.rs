@@ -491,7 +491,7 @@ fn run_victim(op: &str, long: bool) -> Fallible {
             _ => qp.post(&SendWr::new(i, SendOp::WriteImm(remote, 1), data).signaled()),
         };
         match posted {
-            Ok(()) | Err(PostError::Full) => Ok(()),
+            Ok(_) | Err(PostError::Full) => Ok(()),
             Err(e) => Err(e.into()),
         }
     };

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crosstie::device::{
-    Access, ConnectConfig, Cq, CqConfig, Data, Device, Mr, Pd, QpAddress, QpConfig, RcQp, RecvWr, SendOp,
-    SendWr, Status,
+    Access, ConnectConfig, Cq, CqConfig, Data, Device, Mr, Pd, PostError, Posted, QpAddress, QpConfig, RcQp,
+    RecvWr, SendOp, SendWr, Status,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -196,12 +196,12 @@ impl Outgoing {
     fn send(
         &mut self,
         number: u64,
-        post: impl FnOnce(&SendWr<'_>) -> Result<(), crosstie::device::PostError>,
+        post: impl FnOnce(&SendWr<'_>) -> Result<Posted, PostError>,
     ) -> Result<(), Error> {
         // A completion means that this SEND and all before it are complete.
         let id = self.posted + 1;
         let signaled = id.is_multiple_of(self.signal_every);
-        let wr = SendWr { signaled, ..SendWr::new(id, SendOp::Send, Data::Regions(&[])) };
+        let wr = SendWr { signal: signaled.into(), ..SendWr::new(id, SendOp::Send, Data::Regions(&[])) };
         if let Some(message) = &mut self.inline {
             message[..8].copy_from_slice(&number.to_ne_bytes());
             post(&SendWr { data: Data::Inline(message), ..wr })?;

@@ -1,6 +1,6 @@
 //! The sending half of a side: posts work requests, chooses which are signaled, and waits for their completions.
 
-use crosstie::device::{Cq, Data, Mr, PostError, SendOp, SendWr};
+use crosstie::device::{Cq, Data, Mr, PostError, Posted, SendOp, SendWr};
 use crosstie::telemetry::Counters;
 
 use super::plan::Op;
@@ -62,7 +62,7 @@ impl Sender {
         seq: u64,
         slot: usize,
         op: SendOp,
-        post: impl FnOnce(&SendWr<'_>) -> Result<(), PostError>,
+        post: impl FnOnce(&SendWr<'_>) -> Result<Posted, PostError>,
     ) -> Result<(), Error> {
         let signaled = self.signals.next();
         self.operation(seq, slot, op, signaled, post)
@@ -74,13 +74,14 @@ impl Sender {
         &mut self,
         word: u64,
         op: SendOp,
-        post: impl FnOnce(&SendWr<'_>) -> Result<(), PostError>,
+        post: impl FnOnce(&SendWr<'_>) -> Result<Posted, PostError>,
     ) -> Result<(), Error> {
         let signaled = self.signals.next();
         self.counters.work_requests += 1;
         self.counters.batches += 1;
         let bytes = word.to_ne_bytes();
-        Ok(post(&SendWr { signaled, ..SendWr::new(word, op, Data::Inline(&bytes)) })?)
+        post(&SendWr { signal: signaled.into(), ..SendWr::new(word, op, Data::Inline(&bytes)) })?;
+        Ok(())
     }
 
     /// Posts one operation with the bytes of a slot. The first 8 bytes are the sequence number.
@@ -91,16 +92,17 @@ impl Sender {
         slot: usize,
         op: SendOp,
         signaled: bool,
-        post: impl FnOnce(&SendWr<'_>) -> Result<(), PostError>,
+        post: impl FnOnce(&SendWr<'_>) -> Result<Posted, PostError>,
     ) -> Result<(), Error> {
         self.counters.work_requests += 1;
         self.counters.messages += 1;
         self.counters.bytes += self.payload as u64;
-        let mut wr = SendWr { signaled, ..SendWr::new(seq, op, Data::Regions(&[])) };
+        let mut wr = SendWr { signal: signaled.into(), ..SendWr::new(seq, op, Data::Regions(&[])) };
         if let Some(bytes) = &mut self.inline {
             bytes[..8].copy_from_slice(&seq.to_ne_bytes());
             wr.data = Data::Inline(&bytes[..self.payload]);
-            return Ok(post(&wr)?);
+            post(&wr)?;
+            return Ok(());
         }
         let at = slot * stride(self.payload);
         if self.op != Op::Read && self.payload >= 8 {
@@ -108,7 +110,8 @@ impl Sender {
         }
         let sges = [self.source.sge(at..at + self.payload)?];
         wr.data = Data::Regions(&sges);
-        Ok(post(&wr)?)
+        post(&wr)?;
+        Ok(())
     }
 
     /// Waits until the send queue has room for a batch.

@@ -24,18 +24,27 @@ pub struct Completion {
     pub(crate) data: InlineData,
 }
 
+impl Default for Completion {
+    /// One for [`Cq::next`](super::Cq::next) to overwrite.
+    fn default() -> Completion {
+        Completion {
+            wr_id: 0,
+            status: Status::Success,
+            opcode: Opcode::Unspecified,
+            byte_len: 0,
+            imm: None,
+            qp_num: 0,
+            src_qp: 0,
+            data: InlineData::None,
+        }
+    }
+}
+
 impl Completion {
-    /// One that is about to be overwritten.
-    pub(crate) const EMPTY: Completion = Completion {
-        wr_id: 0,
-        status: Status::Success,
-        opcode: Opcode::Unspecified,
-        byte_len: 0,
-        imm: None,
-        qp_num: 0,
-        src_qp: 0,
-        data: InlineData::None,
-    };
+    /// The completion of a request that failed.
+    pub(super) fn failed(wr_id: u64, status: Status, qp_num: u32) -> Completion {
+        Completion { wr_id, status, qp_num, ..Completion::default() }
+    }
 
     /// The bytes of the message, if they came with the completion: a device may deliver a short WRITE+IMM or SEND so. They are a
     /// copy of what the message wrote to memory, so a program that takes them from here need not read that memory, which would

@@ -30,69 +30,45 @@ pub(crate) enum Provider {
     Fault(fault::Cq),
 }
 
-/// The result of [`Cq::take_receive`].
-pub(crate) enum NextReceive {
-    /// One was taken. `is_stream`: its connection had one at the look before, too.
-    Taken { is_stream: bool },
-    /// There is nothing to poll.
-    Nothing,
-    /// Only a poll can say.
-    Unknown,
-}
-
 impl Cq {
-    /// Calls `each` with up to `max` completions, and returns how many there were. Never blocks.
+    /// Takes one completion into `to`. False if there is none. Never blocks.
     ///
     /// The sends of a queue pair complete in the order in which they were posted, and so do the receives of its peer's messages. There
     /// is no order between queue pairs, nor between the sends and the receives of one.
+    ///
+    /// ```
+    /// # use crosstie::device::*;
+    /// # fn f(cq: &mut Cq) -> Result<(), CqError> {
+    /// let mut completion = Completion::default();
+    /// while cq.next(&mut completion)? {
+    ///     println!("request {}: {}", completion.wr_id, completion.status);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[inline(always)]
+    pub fn next(&mut self, to: &mut Completion) -> Result<bool, CqError> {
+        match &mut self.provider {
+            Provider::Software(x) => x.next(to),
+            #[cfg(feature = "verbs")]
+            Provider::Verbs(x) => x.next(to),
+            Provider::Fault(x) => x.next(to),
+        }
+    }
+
+    /// Calls `each` with up to `max` completions, and returns how many there were. Never blocks. An error is reported if there is no
+    /// completion.
     #[inline]
     pub fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
-        if let Provider::Software(x) = &mut self.provider {
-            return x.poll(max, each);
+        let (mut completion, mut count) = (Completion::default(), 0);
+        while count < max {
+            match self.next(&mut completion) {
+                Ok(true) => each(&completion),
+                Err(error) if count == 0 => return Err(error),
+                Ok(false) | Err(_) => break,
+            }
+            count += 1;
         }
-        self.poll_other(max, &mut each).map(|count| count as usize)
-    }
-
-    /// As [`poll`](Cq::poll), for the other providers. A function of its own, so that the result of `poll` stays in registers.
-    #[inline(never)]
-    fn poll_other(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> Result<u32, CqError> {
-        let count = match &mut self.provider {
-            // `poll` has done that.
-            Provider::Software(_) => Ok(0),
-            #[cfg(feature = "verbs")]
-            Provider::Verbs(x) => x.poll(max, each),
-            Provider::Fault(x) => x.poll(max, each),
-        };
-        count.map(|count| count as u32)
-    }
-
-    /// Takes one completion of a receive into `to`, or says that there is nothing to poll, where the device knows that for less than a poll costs.
-    #[inline(always)]
-    pub(crate) fn take_receive(&mut self, to: &mut Completion) -> NextReceive {
-        match &mut self.provider {
-            Provider::Software(x) => x.take_receive(to),
-            _ => NextReceive::Unknown,
-        }
-    }
-
-    /// False if [`poll`](Cq::poll) would find no receive of a connection. Where that cannot be told for less than a poll costs, it is
-    /// true.
-    #[inline]
-    pub(crate) fn may_have_receives(&self) -> bool {
-        match &self.provider {
-            Provider::Software(x) => x.has_lane_entries(),
-            _ => true,
-        }
-    }
-
-    /// As [`poll`](Cq::poll) for one completion, but looks only at the receives of the only connection that uses this queue. `None` if the
-    /// device cannot do that for less than a poll costs. Poll from time to time as well.
-    #[inline(always)]
-    pub(crate) fn poll_only_receives(&mut self, each: impl FnMut(&Completion)) -> Option<usize> {
-        match &mut self.provider {
-            Provider::Software(x) => x.poll_only_lane(each),
-            _ => None,
-        }
+        Ok(count)
     }
 
     /// Whether there is something to poll: a completion or an error.

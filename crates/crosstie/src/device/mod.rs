@@ -8,10 +8,12 @@
 //!
 //! - The bytes of a WRITE+IMM or SEND are visible before its completion is. Requests of one RC queue pair take effect
 //!   in the order in which they were posted.
-//! - Every accepted request completes, with success or with a [`Status`] that names the cause. A request that fails takes
+//! - Some devices execute requests while they are posted. The post says so ([`Posted::Done`]): then there is no completion to come, and
+//!   nothing to keep a record of. A NIC says [`Posted::Queued`].
+//! - Every request that was queued completes, with success or with a [`Status`] that names the cause. A request that fails takes
 //!   its queue pair to [`QpState::Error`]; all requests that are outstanding or posted later are flushed, receives too.
 //! - A post that returns [`PostError`] has changed nothing.
-//! - Queues are finite. An unsignaled request keeps its place in the send queue until the completion of a later one of the
+//! - Queues are finite. An unsignaled request that was queued keeps its place in the send queue until the completion of a later one of the
 //!   same queue pair is there, at the latest until it is polled ([`QpConfig::max_send_wr`]).
 //! - An object keeps alive what it was created from. Queues are `Send`, not `Sync`: one thread at a time uses a queue.
 //! - The data path takes no lock, allocates nothing and makes no system call. The software device makes one in two cases:
@@ -178,7 +180,6 @@ pub use config::{
     ConnectConfig, CqConfig, DeviceAttr, DeviceCounters, QpConfig, QpState, SrqConfig, rnr_delay,
 };
 pub use cq::Cq;
-pub(crate) use cq::NextReceive;
 pub use device::Device;
 pub use error::{CqError, DeregisterError, DeviceError, OutOfRegion, PostError};
 pub use mr::Mr;
@@ -190,7 +191,7 @@ pub(crate) use ring_region::RingRegion;
 pub(crate) use software::CqParker;
 pub use spec::DeviceSpec;
 pub use srq::Srq;
-pub use work::{Access, Data, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Sge};
+pub use work::{Access, Data, Posted, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Sge, Signal};
 
 /// Runs `$body` on the provider's object inside a handle.
 macro_rules! dispatch {

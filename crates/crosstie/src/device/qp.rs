@@ -6,10 +6,9 @@ use core::marker::PhantomData;
 #[cfg(feature = "verbs")]
 use super::verbs;
 use super::{
-    Access, Ah, ConnectConfig, DeviceError, PostError, QpAddress, QpState, RecvWr, RemoteAddr, SendWr, Sge,
-    dispatch, fault, software,
+    Access, Ah, ConnectConfig, DeviceError, PostError, Posted, QpAddress, QpState, RecvWr, SendWr, dispatch,
+    fault, software,
 };
-use crate::memory::prefetch::MappedHint;
 
 /// A reliable connected queue pair: it has one peer. Every message arrives once and in order, or the connection breaks.
 #[derive(Debug)]
@@ -94,67 +93,34 @@ impl RcQp {
         dispatch!(RcProvider, &mut self.provider, x => x.try_reset())
     }
 
-    /// Posts one request.
-    #[inline]
-    pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    /// Posts one request, and says whether the device has executed it already.
+    ///
+    /// ```
+    /// use crosstie::device::*;
+    ///
+    /// # fn f(qp: &mut RcQp, wr: &SendWr<'_>, outstanding: &mut u32) -> Result<(), PostError> {
+    /// match qp.post(wr)? {
+    ///     Posted::Done => {} // nothing to wait for
+    ///     Posted::Queued => *outstanding += 1,
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[inline(always)]
+    pub fn post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
+        match &mut self.provider {
+            RcProvider::Software(x) => x.post(wr),
+            _ => self.post_to_other(wr),
+        }
+    }
+
+    // A function of its own, so that a request to the software device stays in registers.
+    #[inline(never)]
+    fn post_to_other(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         dispatch!(RcProvider, &mut self.provider, x => x.post(wr))
     }
 
-    /// Posts a signaled request. True if the device has executed it meanwhile: then it has no completion in the queue.
-    #[inline]
-    pub(crate) fn post_or_execute(&mut self, wr: &SendWr<'_>) -> Result<bool, PostError> {
-        match &mut self.provider {
-            RcProvider::Software(x) => x.post_or_execute(wr),
-            _ => self.post(wr).map(|()| false),
-        }
-    }
-
-    /// Executes a WRITE+IMM of one entry, if the device can do that now, after everything that was posted before. False if it did not: then
-    /// post it. Some of the bytes may have been written.
-    #[inline]
-    pub(crate) fn try_write_imm_region(&mut self, to: RemoteAddr, imm: u32, from: &Sge<'_>) -> bool {
-        match &mut self.provider {
-            RcProvider::Software(x) => x.try_write_imm_region(to, imm, from),
-            _ => false,
-        }
-    }
-
-    /// Writes one cache line into the peer's memory, if the device can execute that now, after everything that was posted before. False if
-    /// it did not: then post it.
-    #[inline]
-    pub(crate) fn try_write_line(&mut self, to: RemoteAddr, line: &[u8; 64]) -> bool {
-        match &mut self.provider {
-            RcProvider::Software(x) => x.try_write_line(to, line),
-            _ => false,
-        }
-    }
-
-    /// WRITEs a short message, `head` and the bytes behind it, with an immediate, if the device can execute that now, after everything that
-    /// was posted before. It has no completion on this side. False if it did not: then post it.
-    #[inline]
-    pub(crate) fn try_write_imm_inline(
-        &mut self,
-        to: RemoteAddr,
-        imm: u32,
-        head: [u64; 2],
-        bytes: &[u8],
-    ) -> bool {
-        match &mut self.provider {
-            RcProvider::Software(x) => x.try_write_imm_inline(to, imm, head, bytes),
-            _ => false,
-        }
-    }
-
-    /// Where memory of the peer is in this process, for hints: `None` if it is not, or if nothing was posted yet.
-    pub(crate) fn mapped_hint(&self, of: RemoteAddr) -> Option<MappedHint> {
-        match &self.provider {
-            RcProvider::Software(x) => x.mapped_hint(of),
-            _ => None,
-        }
-    }
-
     /// Posts a request that is older than the borrows of the regions it names. It fails if one of them was deregistered.
-    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         dispatch!(RcProvider, &mut self.provider, x => x.post_detached(wr))
     }
 
@@ -205,7 +171,7 @@ pub struct Batch<'qp> {
 impl Batch<'_> {
     /// Adds one request.
     #[inline]
-    pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub fn post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         dispatch!(RcProvider, &mut self.qp.provider, x => x.batch_post(wr))
     }
 }
@@ -277,7 +243,7 @@ impl UdQp {
 
     /// Posts a SEND or SEND+IMM to queue pair `qp_num` of the device `to`.
     #[inline]
-    pub fn post(&mut self, to: &Ah, qp_num: u32, qkey: u32, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub fn post(&mut self, to: &Ah, qp_num: u32, qkey: u32, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         dispatch!(UdProvider, &mut self.provider, x => x.post(to, qp_num, qkey, wr))
     }
 

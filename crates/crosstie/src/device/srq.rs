@@ -36,7 +36,7 @@ impl Srq {
         dispatch!(Provider, &mut self.provider, x => x.post_recv(wr))
     }
 
-    /// Posts up to `count` receives like this one. Returns how many were posted: fewer if the queue becomes full, or if the device refuses one.
+    /// Posts up to `count` receives like this one, with one doorbell for many. Returns how many were posted: fewer if the queue becomes full, or if the device refuses one.
     /// An error says why there is not even one.
     ///
     /// ```
@@ -51,17 +51,7 @@ impl Srq {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn post_recvs(&mut self, wr: &RecvWr<'_>, count: u32) -> Result<u32, PostError> {
-        if let Provider::Software(srq) = &mut self.provider {
-            return srq.post_recvs(wr, count);
-        }
-        for posted in 0..count {
-            match self.post_recv(wr) {
-                Ok(()) => {}
-                Err(error) if posted == 0 => return Err(error),
-                Err(_) => return Ok(posted),
-            }
-        }
-        Ok(count)
+        dispatch!(Provider, &mut self.provider, x => x.post_recvs(wr, count))
     }
 }
 

@@ -103,8 +103,33 @@ pub enum Data<'a> {
     /// Copied while posting; the caller can reuse the slice when the post returns. At most
     /// [`QpConfig::max_inline`](super::QpConfig::max_inline) bytes; not for READ and atomics.
     Inline(&'a [u8]),
+    /// The same in two pieces: a message with its header in front of it. Both together are at most `max_inline` bytes.
+    InlineHead {
+        /// The first 16 bytes, in memory order.
+        head: [u64; 2],
+        /// The bytes behind them.
+        bytes: &'a [u8],
+    },
     /// Ranges of local regions, in order. The program must not reuse them before the completion.
     Regions(&'a [Sge<'a>]),
+}
+
+impl Data<'_> {
+    /// Length of the message in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        match self {
+            Data::Inline(bytes) => bytes.len() as u64,
+            Data::InlineHead { head, bytes } => (size_of_val(head) + bytes.len()) as u64,
+            Data::Regions(sges) => sges.iter().map(|sge| u64::from(sge.len)).sum(),
+        }
+    }
+
+    /// Whether the message is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// The operation of a send request.
@@ -138,6 +163,35 @@ pub enum SendOp {
     },
 }
 
+/// When the success of a send request produces a completion. Failure always does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Signal {
+    /// Never.
+    #[default]
+    OnFailure,
+    /// If the request was [queued](Posted::Queued): for programs that look at what the post returns.
+    IfQueued,
+    /// Always.
+    Always,
+}
+
+impl From<bool> for Signal {
+    /// [`Signal::Always`], if it is true.
+    #[inline]
+    fn from(is_signaled: bool) -> Signal {
+        if is_signaled { Signal::Always } else { Signal::OnFailure }
+    }
+}
+
+/// What has become of a request that was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// The device has executed it, with success. It has no completion, and takes no place in the send queue. Its memory can be used again.
+    Done,
+    /// It is in the send queue. It completes as its [`Signal`] says.
+    Queued,
+}
+
 /// A request for the send queue.
 ///
 /// ```no_run
@@ -155,9 +209,9 @@ pub struct SendWr<'a> {
     pub op: SendOp,
     /// Its bytes.
     pub data: Data<'a>,
-    /// Whether success produces a completion. Failure always does. A completion also gives back the places of the unsignaled
+    /// Whether success produces a completion. A completion also gives back the places of the unsignaled
     /// requests before it, see [`QpConfig::max_send_wr`](super::QpConfig::max_send_wr).
-    pub signaled: bool,
+    pub signal: Signal,
     /// Whether to wait for earlier READs and atomics of this queue pair before starting.
     pub fence: bool,
     /// Whether the bytes need not be in a cache afterwards. A hint: a device whose processor copies may write past the caches, others
@@ -169,13 +223,20 @@ impl<'a> SendWr<'a> {
     /// An unsignaled request.
     #[inline]
     pub fn new(wr_id: u64, op: SendOp, data: Data<'a>) -> Self {
-        SendWr { wr_id, op, data, signaled: false, fence: false, streaming: false }
+        SendWr { wr_id, op, data, signal: Signal::OnFailure, fence: false, streaming: false }
     }
 
     /// Makes the request signaled: success produces a completion.
     #[inline]
     pub fn signaled(mut self) -> Self {
-        self.signaled = true;
+        self.signal = Signal::Always;
+        self
+    }
+
+    /// Makes success produce a completion if the device does not execute the request while it is posted, see [`Posted`].
+    #[inline]
+    pub fn signaled_if_queued(mut self) -> Self {
+        self.signal = Signal::IfQueued;
         self
     }
 

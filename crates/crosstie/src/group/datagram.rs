@@ -102,7 +102,7 @@ impl DatagramPort {
         }
         let (key, signaled) = self.queue.next(SendKey::DATAGRAM, slot);
         let mut wr = SendWr::new(key.encode(), SendOp::Send, data);
-        wr.signaled = signaled;
+        wr.signal = signaled.into();
         self.qp.post(&port.address, port.qp_num, port.qkey, &wr)?;
         self.queue.count_post(signaled);
         Ok(())

@@ -173,7 +173,7 @@ impl Link {
         }
         let (key, signaled) = self.queue.next(self.peer.bits(), slot);
         let mut wr = SendWr::new(key.encode(), op, data);
-        wr.signaled = signaled;
+        wr.signal = signaled.into();
         self.qp.post(&wr)?;
         self.queue.count_post(signaled);
         self.active = true;

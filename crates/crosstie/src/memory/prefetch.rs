@@ -30,21 +30,6 @@ pub(crate) fn for_read<T>(target: *const T) {
     let _: *const T = target;
 }
 
-/// Where the memory of a peer was mapped. It may be gone: only for hints.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MappedHint(usize);
-
-impl MappedHint {
-    pub(crate) fn new(at: *const u8) -> MappedHint {
-        MappedHint(at.addr())
-    }
-
-    #[inline(always)]
-    pub(crate) fn prefetch_for_write(self, offset: usize) {
-        for_write(core::ptr::without_provenance::<u8>(self.0.wrapping_add(offset)));
-    }
-}
-
 /// Whether the processor has the instruction of [`demote`].
 pub(crate) fn can_demote() -> bool {
     #[cfg(target_arch = "x86_64")]

@@ -15,8 +15,8 @@ use crosstie_protocol::signaling::Signaling;
 
 use super::context::Context;
 use crate::device::{
-    Access, Completion, ConnectConfig, Cq, CqConfig, CqError, Data, DeviceError, Mr, PostError, QpAddress,
-    QpConfig, RcQp, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Srq, SrqConfig,
+    Access, Completion, ConnectConfig, Cq, CqConfig, CqError, Data, DeviceError, Mr, PostError, Posted,
+    QpAddress, QpConfig, RcQp, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Srq, SrqConfig,
 };
 
 /// Which end of a connection.
@@ -231,7 +231,7 @@ impl Endpoint {
     }
 
     /// Posts an empty WRITE, whose acknowledgement shows that the rail works.
-    pub(super) fn post_probe(&mut self, qp: usize) -> Result<(), PostError> {
+    pub(super) fn post_probe(&mut self, qp: usize) -> Result<Posted, PostError> {
         let nowhere = SendOp::Write(RemoteAddr { addr: 0, rkey: 0 });
         self.qps[qp].post(&SendWr::new(PROBE, nowhere, Data::Inline(&[])).signaled())
     }

@@ -45,7 +45,7 @@ impl Pair {
 
     /// WRITE of `value` to word `value` of the peer.
     fn write(&mut self, value: u64, signaled: bool) -> Result<(), PostError> {
-        self.qp.post(&write(&self.peer.memory, value, &value.to_ne_bytes(), signaled))
+        self.qp.post(&write(&self.peer.memory, value, &value.to_ne_bytes(), signaled)).map(drop)
     }
 
     fn statuses(&mut self, count: usize) -> Vec<(u64, Status)> {
@@ -332,7 +332,8 @@ fn lost_datagrams_keep_their_places_too() {
     qp.activate(1).unwrap();
     let (ah, to) = (pd.create_ah(&device.address()).unwrap(), qp.qp_num());
     let mut fill = |signaled: u64| {
-        let wr = |n| SendWr { signaled: n == signaled, ..SendWr::new(n, SendOp::Send, Data::Inline(&[])) };
+        let wr =
+            |n| SendWr { signal: (n == signaled).into(), ..SendWr::new(n, SendOp::Send, Data::Inline(&[])) };
         (0..100).take_while(|n| qp.post(&ah, to, 1, &wr(*n)).is_ok()).count()
     };
     assert_eq!((fill(2), fill(0)), (4, 0));

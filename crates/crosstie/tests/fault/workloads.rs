@@ -42,8 +42,8 @@ fn ping_pong(plan: Plan, rounds: u32) -> (PingPongResult, Control) {
                 Some(imm) => {
                     let op = SendOp::WriteImm(memory.remote().at(8), *imm);
                     let mut wr = SendWr::new(next_id, op, Data::Inline(&[1; 8]));
-                    wr.signaled = imm % 2 == 0;
-                    (qps[*end].post(&wr), wr.signaled)
+                    wr.signal = (imm % 2 == 0).into();
+                    (qps[*end].post(&wr).map(drop), imm % 2 == 0)
                 }
             };
             match posted {

@@ -39,7 +39,7 @@ use super::flush_policy::{self, BATCHES_AHEAD, LARGE_BATCH, SendTiming, WriteSig
 use super::operation::RawCompletion;
 use super::region_pool::PooledRegion;
 use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr, RingRegion};
-use crate::memory::prefetch::{self, CACHE_LINE, MappedHint};
+use crate::memory::prefetch::{self, CACHE_LINE};
 
 use position_reads::PositionReads;
 pub(super) use posting::FlushOutcome;
@@ -104,8 +104,6 @@ struct ConnectedState<U> {
     published_position: u64,
     /// Where the last batches ended.
     batch_ends: [u64; BATCHES_AHEAD],
-    /// For hints: where the peer's ring is in this process, once the device has said so.
-    mapped_ring: Option<MappedHint>,
 }
 
 impl RingBytes for RingRegion {
@@ -236,7 +234,6 @@ impl<U> Connection<U> {
             peer_word,
             published_position: 0,
             batch_ends,
-            mapped_ring: None,
         });
         Ok(())
     }

@@ -22,7 +22,7 @@ use crate::copyrpc::flush_policy::{
     self, BATCHES_AHEAD, MAX_COMPACT_BATCH, MAX_INLINE_BATCH, SEND_DEPTH, SIGNAL_INTERVAL, SendTiming,
 };
 use crate::copyrpc::wr_id::{SendKind, encode_wr_id};
-use crate::device::{Data, Mr, PostError, RcQp, RemoteAddr, SendOp, SendWr};
+use crate::device::{Data, Mr, PostError, Posted, RcQp, RemoteAddr, SendOp, SendWr, Signal};
 
 /// What a flush has left to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,9 +204,7 @@ impl<U> ConnectionState<U> {
         payload: &[u8],
         counters: &RunningCounters,
     ) -> Result<(), ReplyToken> {
-        let ConnectionState { qp, connected: Some(connected), own_position, .. } = self else {
-            return Err(token);
-        };
+        let Some(connected) = &mut self.connected else { return Err(token) };
         let is_in_ring = space.is_some();
         let Some(write) = connected.protocol.reply_alone(&token, payload.len(), space) else {
             return Err(token);
@@ -214,40 +212,13 @@ impl<U> ConnectionState<U> {
         if connected.is_alone_held_back(&write) {
             return Err(token);
         }
-        let to = connected.peer_ring_at(write.offset);
-        if !qp.try_write_imm_inline(to, write.imm, write.head.to_words(), payload) {
-            return self.stage_reply(key, token, payload, counters);
+        if !self.post_alone(key, &write, payload, counters) {
+            return Err(token);
         }
-        counters.count_single(COMPACT_HEAD_SIZE + payload.len());
+        let Some(connected) = &mut self.connected else { return Err(token) };
         connected.protocol.reply_posted(token, &write);
         connected.note_batch_end();
         if is_in_ring {
-            connected.publish_position(own_position);
-        }
-        Ok(())
-    }
-
-    /// As above, on devices that do not execute it at once. The next flush tries again if it fails, and finds out what is wrong.
-    // It computes the batch again: a batch that is passed to it would be kept in memory, not in registers.
-    #[cold]
-    fn stage_reply(
-        &mut self,
-        key: u32,
-        token: ReplyToken,
-        payload: &[u8],
-        counters: &RunningCounters,
-    ) -> Result<(), ReplyToken> {
-        let Some(connected) = &mut self.connected else { return Err(token) };
-        // The ring space of the request was released before.
-        let Some(write) = connected.protocol.reply_alone(&token, payload.len(), &mut None) else {
-            return Err(token);
-        };
-        if !self.stage_compact_payload(key, &write, payload, counters) {
-            return Err(token);
-        }
-        if let Some(connected) = &mut self.connected {
-            connected.protocol.reply_posted(token, &write);
-            connected.note_batch_end();
             connected.publish_position(&self.own_position);
         }
         Ok(())
@@ -265,33 +236,9 @@ impl<U> ConnectionState<U> {
         deadline: Option<Instant>,
         counters: &RunningCounters,
     ) -> Option<U> {
-        let ConnectionState { qp, connected: Some(connected), .. } = self else { return Some(user) };
-        let Some(write) = connected.protocol.call_alone(payload.len(), response) else { return Some(user) };
-        let to = connected.peer_ring_at(write.offset);
-        if !qp.try_write_imm_inline(to, write.imm, write.head.to_words(), payload) {
-            return self.stage_call(key, payload, response, user, deadline, counters);
-        }
-        counters.count_single(COMPACT_HEAD_SIZE + payload.len());
-        let call = connected.protocol.call_posted(&write, user);
-        connected.note_batch_end();
-        self.deadlines.record(call, deadline, self.config.pending_calls);
-        None
-    }
-
-    /// As above, on devices that do not execute it at once.
-    #[cold]
-    fn stage_call(
-        &mut self,
-        key: u32,
-        payload: &[u8],
-        response: usize,
-        user: U,
-        deadline: Option<Instant>,
-        counters: &RunningCounters,
-    ) -> Option<U> {
         let Some(connected) = &mut self.connected else { return Some(user) };
         let Some(write) = connected.protocol.call_alone(payload.len(), response) else { return Some(user) };
-        if !self.stage_compact_payload(key, &write, payload, counters) {
+        if !self.post_alone(key, &write, payload, counters) {
             return Some(user);
         }
         let Some(connected) = &mut self.connected else { return Some(user) };
@@ -301,18 +248,36 @@ impl<U> ConnectionState<U> {
         None
     }
 
-    /// Posts a compact batch with this payload. Returns whether it was posted.
-    fn stage_compact_payload(
+    /// Posts a compact batch with this payload from the caller's memory. Returns whether it was posted.
+    #[inline(always)]
+    fn post_alone(
         &mut self,
         key: u32,
         write: &CompactWrite,
         payload: &[u8],
         counters: &RunningCounters,
     ) -> bool {
-        let mut bytes = [0; MAX_COMPACT_BATCH];
-        let Some(part) = payload_part(&mut bytes, payload.len()) else { return false };
-        part.copy_from_slice(payload);
-        self.post_compact_bytes(key, write, &mut bytes, &mut counters.borrow_mut()).is_ok()
+        let Some(connected) = &self.connected else { return false };
+        if self.outstanding == SEND_DEPTH {
+            return false;
+        }
+        let op = SendOp::WriteImm(connected.peer_ring_at(write.offset), write.imm);
+        let data = Data::InlineHead { head: write.head.to_words(), bytes: payload };
+        let is_signaled = self.signaling.is_due();
+        let mut wr = SendWr::new(encode_wr_id(key, SendKind::Batch), op, data);
+        wr.signal = if is_signaled { Signal::IfQueued } else { Signal::OnFailure };
+        match self.qp.post(&wr) {
+            Ok(Posted::Done) => {}
+            Ok(Posted::Queued) => {
+                self.outstanding += 1;
+                self.signaling.count_post(is_signaled);
+                counters.borrow_mut().signaled += u64::from(is_signaled);
+            }
+            // The next flush tries again, and finds out what is wrong.
+            Err(_) => return false,
+        }
+        counters.count_single(COMPACT_HEAD_SIZE + payload.len());
+        true
     }
 
     /// Posts a compact batch; `bytes` has the payload, and room for the head. [`PostError::Full`]: the send queue is full.
@@ -362,15 +327,16 @@ impl<U> ConnectionState<U> {
         let to = RemoteAddr { addr, ..connected.peer_ring };
         let wr_id = encode_wr_id(key, SendKind::Batch);
         let mut wr = SendWr::new(wr_id, SendOp::Write(to), Data::Inline(payload));
-        wr.signaled = self.signaling.is_due();
+        let is_signaled = self.signaling.is_due();
+        wr.signal = is_signaled.into();
         if self.qp.post(&wr).is_err() {
             return false;
         }
         self.outstanding += 1;
-        self.signaling.count_post(wr.signaled);
+        self.signaling.count_post(is_signaled);
         let mut counters = counters.borrow_mut();
         counters.work_requests += 1;
-        counters.signaled += u64::from(wr.signaled);
+        counters.signaled += u64::from(is_signaled);
         counters.bytes += payload.len() as u64;
         counters.direct += 1;
         let stored = connected.staging.store(placement.offset, &placement.header.encode());
@@ -390,7 +356,7 @@ impl<U> ConnectionState<U> {
         let op = SendOp::Read(connected.peer_word);
         let wr = SendWr::new(encode_wr_id(key, SendKind::PositionRead), op, Data::Regions(&piece));
         match self.qp.post(&wr.signaled()) {
-            Ok(()) => {}
+            Ok(_) => {}
             Err(PostError::Full) => return Ok(false),
             Err(error) => return Err(Failure::Refused(error)),
         }
@@ -430,11 +396,7 @@ impl<U> ConnectedState<U> {
             return self.post_write(qp, key, write.offset, write.imm, Data::Inline(inline), is_signaled);
         }
         let piece = [self.staging.sge(write.offset..write.offset + write.len).map_err(|_| OUTSIDE)?];
-        self.post_write(qp, key, write.offset, write.imm, Data::Regions(&piece), is_signaled)?;
-        if self.mapped_ring.is_none() {
-            self.mapped_ring = qp.mapped_hint(self.peer_ring);
-        }
-        Ok(())
+        self.post_write(qp, key, write.offset, write.imm, Data::Regions(&piece), is_signaled)
     }
 
     /// Posts a compact batch that was sealed. Always inline: its bytes are not in one piece in the staging ring, and what follows it
@@ -468,8 +430,8 @@ impl<U> ConnectedState<U> {
     ) -> Result<(), PostError> {
         let op = SendOp::WriteImm(self.peer_ring_at(offset), imm);
         let mut wr = SendWr::new(encode_wr_id(key, SendKind::Batch), op, data);
-        wr.signaled = is_signaled;
-        qp.post(&wr)
+        wr.signal = is_signaled.into();
+        qp.post(&wr).map(|_| ())
     }
 
     #[inline(always)]
@@ -480,10 +442,6 @@ impl<U> ConnectedState<U> {
     /// Writes a message to the staging ring.
     #[inline(always)]
     pub(super) fn write(&mut self, placement: &Placement, payload: &[u8]) {
-        if let Some(ring) = &self.mapped_ring {
-            // The post will find it here. The peer has read what was there before.
-            ring.prefetch_for_write(placement.offset);
-        }
         let written = self.staging.store_both(placement.offset, &placement.header.encode(), payload);
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
     }

@@ -7,7 +7,6 @@
 //! A completion with an error, or a batch that violates the protocol, marks its connection as broken. `liveness.rs` ends it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ use crate::copyrpc::flush_policy::{MAX_COMPACT_BATCH, SEND_DEPTH};
 use crate::copyrpc::payload::{Payload, ShortPayload};
 use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
 use crate::device::CqParker;
-use crate::device::{Completion, Cq, CqConfig, Device, DeviceError, NextReceive, Pd, QpConfig, RcQp};
+use crate::device::{Completion, Cq, CqConfig, Device, DeviceError, Pd, QpConfig, RcQp};
 use crate::wait::Parker;
 
 /// The most completions that are taken from a queue at a time.
@@ -36,10 +35,6 @@ const NO_CONNECTION: u32 = 0;
 type CompactWords = [u64; MAX_COMPACT_BATCH / 8];
 
 pub(super) struct CompletionQueues {
-    /// What a poll of the receive CQ found, with the keys of the connections.
-    arrivals: RefCell<VecDeque<(u32, Completion)>>,
-    /// Whether the last poll has left some of them to the next one.
-    has_arrivals: Cell<bool>,
     /// The key of the connection whose last batch was received in part, if any.
     paused: Cell<u32>,
     /// A buffer for the completions of one poll.
@@ -67,8 +62,6 @@ impl CompletionQueues {
         let recv_cq = device.create_cq(&CqConfig { depth: recv_cq_depth(receives) })?;
         let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
         Ok(CompletionQueues {
-            arrivals: RefCell::new(VecDeque::with_capacity(BURST)),
-            has_arrivals: Cell::new(false),
             paused: Cell::new(NO_CONNECTION),
             send_completions: RefCell::new(Vec::with_capacity(BURST)),
             receives: Receives::new(pd, receives)?,
@@ -95,7 +88,7 @@ impl CompletionQueues {
     /// Whether the last poll has left a part of a batch, or a whole one, to the next one.
     #[inline(always)]
     pub(super) fn is_paused(&self) -> bool {
-        self.paused.get() != NO_CONNECTION || self.has_arrivals.get()
+        self.paused.get() != NO_CONNECTION
     }
 
     /// Whether the receive CQ has a completion or an error.
@@ -140,60 +133,41 @@ impl<U> ContextCore<U> {
             state.forget_closed();
             return responses;
         }
-        let next = queues.recv_cq.borrow_mut().take_receive(&mut state.completion);
-        match next {
-            NextReceive::Nothing => {
-                queues.is_recv_cq_drained.set(true);
-                if queues.receives.lack_some() {
-                    self.refill_receives(IDLE_REFILL);
-                }
-                0
+        if !self.take_completion(state) {
+            if queues.receives.lack_some() {
+                self.refill_receives(IDLE_REFILL);
             }
-            NextReceive::Taken { is_stream: false } => self.receive_one(state, handler),
-            next => self.receive_all(next, state, handler),
+            return 0;
         }
+        self.receive_all(state, handler)
     }
 
-    /// Receives what a completion announces that came alone: another one is not looked for before the application has seen this one.
+    /// Takes the next completion of the receive CQ. False if there is none; then nothing is left there.
+    #[inline(always)]
+    fn take_completion(&self, state: &mut PollState<U>) -> bool {
+        let taken = self.queues.recv_cq.borrow_mut().next(&mut state.completion);
+        let taken = taken.unwrap_or_else(|error| {
+            self.mark_all_broken(Failure::Queue(error));
+            false
+        });
+        self.queues.is_recv_cq_drained.set(!taken);
+        taken
+    }
+
+    /// Receives all that has arrived, beginning with the completion that was taken.
     // Never inline: the poll that finds nothing is short, and this has the registers for itself.
     #[inline(never)]
-    fn receive_one(&self, state: &mut PollState<U>, handler: &mut impl PollHandler<U>) -> usize {
-        let (queues, mut responses) = (&self.queues, 0);
-        queues.is_recv_cq_drained.set(false);
-        let is_only = || !queues.recv_cq.borrow().may_have_receives();
-        self.receive_recent(state, is_only, &mut responses, handler);
-        self.count_receives(1);
-        if queues.receives.are_few() {
-            self.refill_receives(u32::MAX);
-        }
-        responses
-    }
-
-    /// Receives all that has arrived, beginning with the completion that was taken, if any.
-    #[inline(never)]
-    fn receive_all(
-        &self,
-        mut next: NextReceive,
-        state: &mut PollState<U>,
-        handler: &mut impl PollHandler<U>,
-    ) -> usize {
+    fn receive_all(&self, state: &mut PollState<U>, handler: &mut impl PollHandler<U>) -> usize {
         let (queues, mut taken, mut responses) = (&self.queues, 0, 0);
-        while let NextReceive::Taken { is_stream } = next {
+        loop {
             taken += 1;
-            let is_only = || taken == 1 && !queues.recv_cq.borrow().may_have_receives();
-            self.receive_recent(state, is_only, &mut responses, handler);
-            if !is_stream || queues.is_paused() || taken == BURST || handler.has_enough() {
+            self.receive_recent(state, || taken == 1, &mut responses, handler);
+            if queues.is_paused() || taken == BURST || handler.has_enough() || !self.take_completion(state) {
                 break;
             }
-            next = queues.recv_cq.borrow_mut().take_receive(&mut state.completion);
         }
-        queues.is_recv_cq_drained.set(matches!(next, NextReceive::Nothing));
         self.count_receives(taken);
-        if (matches!(next, NextReceive::Unknown) || taken == BURST) && !queues.is_paused() {
-            taken += self.poll_arrivals(&mut responses, handler);
-            state.forget_closed();
-        }
-        if taken > 0 && queues.receives.are_few() {
+        if queues.receives.are_few() {
             self.refill_receives(u32::MAX);
         }
         responses
@@ -218,48 +192,6 @@ impl<U> ContextCore<U> {
         let Some(connection) = recent else { return };
         self.receive(connection, completion, is_only, responses, handler);
         state.forget_closed();
-    }
-
-    /// Polls the receive CQ once. Returns the number of completions; 1 for an error.
-    #[cold]
-    fn poll_arrivals(&self, responses: &mut usize, handler: &mut impl PollHandler<U>) -> usize {
-        let queues = &self.queues;
-        let polled = {
-            let (qp_table, mut arrivals) = (self.qp_table.borrow(), queues.arrivals.borrow_mut());
-            queues.recv_cq.borrow_mut().poll(BURST, |completion| {
-                let key = qp_table.get(completion.qp_num).unwrap_or(NO_CONNECTION);
-                arrivals.push_back((key, *completion));
-            })
-        };
-        let polled = match polled {
-            Ok(polled) => polled,
-            Err(error) => {
-                self.mark_all_broken(Failure::Queue(error));
-                return 1;
-            }
-        };
-        queues.is_recv_cq_drained.set(polled < BURST);
-        self.count_receives(polled);
-        self.receive_arrivals(responses, handler);
-        polled
-    }
-
-    /// Receives what the polls of the receive CQ have found, until the handler has enough.
-    #[cold]
-    fn receive_arrivals(&self, responses: &mut usize, handler: &mut impl PollHandler<U>) {
-        let queues = &self.queues;
-        let is_only = queues.arrivals.borrow().len() == 1;
-        loop {
-            let next = queues.arrivals.borrow_mut().pop_front();
-            let Some((key, completion)) = next else { break };
-            if let Some(connection) = self.connection_by_key(key) {
-                self.receive(&connection, &completion, || is_only, responses, handler);
-            }
-            if queues.paused.get() != NO_CONNECTION || handler.has_enough() {
-                break;
-            }
-        }
-        queues.has_arrivals.set(!queues.arrivals.borrow().is_empty());
     }
 
     #[inline(always)]
@@ -313,9 +245,6 @@ impl<U> ContextCore<U> {
                 Ok(false) => self.queues.paused.set(key),
                 Err(failure) => self.mark_broken(connection, failure),
             }
-        }
-        if self.queues.has_arrivals.get() && self.queues.paused.get() == NO_CONNECTION {
-            self.receive_arrivals(&mut responses, handler);
         }
         responses
     }

@@ -143,7 +143,7 @@ impl<U> Context<U> {
         let core = Rc::new_cyclic(|weak_self| ContextCore {
             connections: RefCell::default(),
             qp_table: RefCell::default(),
-            poll_state: RefCell::new(PollState { completion: Completion::EMPTY, recent: None }),
+            poll_state: RefCell::new(PollState { completion: Completion::default(), recent: None }),
             requests: RefCell::new(RequestQueue::new()),
             raw_completions: RefCell::default(),
             flush_list: FlushList::new(),

@@ -3,21 +3,14 @@
 use core::time::Duration;
 use std::time::Instant;
 
-use super::super::{self as device, Completion, CqError, PostError, RecvWr, SendWr, pd};
+use super::super::{self as device, Completion, CqError, PostError, Posted, RecvWr, SendWr, pd};
 use super::setup::{Cq, POLL_INTERVAL, RcQp, Srq, TICKS_PER_INTERVAL, UdQp};
 use super::state::RequestQueue;
 
 impl Cq {
-    pub(crate) fn poll(&mut self, max: usize, each: &mut dyn FnMut(&Completion)) -> Result<usize, CqError> {
+    pub(crate) fn next(&mut self, to: &mut Completion) -> Result<bool, CqError> {
         self.drain(1)?;
-        let mut ready = core::mem::take(&mut self.ready);
-        let intact = self.state.lock().take_ready(self.id, max, &mut ready);
-        // Outside the lock: the caller may post from the closure.
-        ready.iter().for_each(each);
-        let count = ready.len();
-        ready.clear();
-        self.ready = ready;
-        if intact { Ok(count) } else { Err(CqError::Overrun) }
+        self.state.lock().take_ready(self.id, to)
     }
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
@@ -65,21 +58,33 @@ impl Srq {
         state.track_recv(id, wr.wr_id, owner);
         Ok(())
     }
+
+    /// Posts each receive on its own, so that each can be refused.
+    pub(crate) fn post_recvs(&mut self, wr: &RecvWr<'_>, count: u32) -> Result<u32, PostError> {
+        for posted in 0..count {
+            match self.post_recv(wr) {
+                Err(error) if posted == 0 => return Err(error),
+                Err(_) => return Ok(posted),
+                Ok(()) => {}
+            }
+        }
+        Ok(count)
+    }
 }
 
 impl RcQp {
-    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         self.state.lock().post_rc(self.qp_num, wr, device::RcQp::post)
     }
 
-    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         self.state.lock().post_rc(self.qp_num, wr, device::RcQp::post_detached)
     }
 
     pub(crate) fn batch_begin(&mut self) {}
 
     /// Posts each request on its own: on hardware, too, a batch may be split anywhere.
-    pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         self.post(wr)
     }
 
@@ -99,7 +104,7 @@ impl UdQp {
         qp_num: u32,
         qkey: u32,
         wr: &SendWr<'_>,
-    ) -> Result<(), PostError> {
+    ) -> Result<Posted, PostError> {
         let pd::AhProvider::Fault(to) = &to.provider else {
             return Err(PostError::Invalid("the address handle belongs to another device"));
         };

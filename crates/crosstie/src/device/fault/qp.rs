@@ -4,8 +4,11 @@ use core::marker::PhantomData;
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use zerocopy::IntoBytes;
+
 use super::super::{
-    Data, DeviceAddress, PostError, QpConfig, QpState, RcQp, RecvWr, SendOp, SendWr, Sge, Status, UdQp,
+    Data, DeviceAddress, PostError, Posted, QpConfig, QpState, RcQp, RecvWr, SendOp, SendWr, Sge, Status,
+    UdQp,
 };
 
 /// A queue pair of either kind.
@@ -135,28 +138,29 @@ impl TrackedQp {
         if matches!(self.inner, InnerQp::Ud(_)) && !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
             return Err(PostError::Invalid("a datagram can only be SEND or SEND+IMM"));
         }
+        let len = wr.data.len();
         match wr.data {
-            Data::Inline(_) if fetches => {
-                return Err(PostError::Invalid(
-                    "READ and atomics return data: give a region, not inline data",
-                ));
-            }
-            Data::Inline(bytes) if bytes.len() > self.config.max_inline as usize => {
-                return Err(PostError::InlineTooLong {
-                    len: bytes.len(),
-                    max: self.config.max_inline as usize,
-                });
-            }
-            Data::Inline(_) => {}
             Data::Regions(sges) => {
                 let max = self.config.max_send_sge as usize;
                 if sges.len() > max {
                     return Err(PostError::TooManySges { count: sges.len(), max });
                 }
-                if atomic && sges.iter().map(|s| u64::from(s.len())).sum::<u64>() != 8 {
+                if atomic && len != 8 {
                     return Err(PostError::Invalid("an atomic returns 8 bytes: give one entry of 8 bytes"));
                 }
             }
+            _ if fetches => {
+                return Err(PostError::Invalid(
+                    "READ and atomics return data: give a region, not inline data",
+                ));
+            }
+            _ if len > self.config.max_inline.into() => {
+                return Err(PostError::InlineTooLong {
+                    len: len as usize,
+                    max: self.config.max_inline as usize,
+                });
+            }
+            _ => {}
         }
         if self.places.len() >= self.config.max_send_wr as usize {
             return Err(PostError::Full);
@@ -181,7 +185,7 @@ impl InnerQp {
     }
 
     /// Posts a stored request.
-    pub(super) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(super) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         match self {
             InnerQp::Rc(qp) => qp.post_detached(wr),
             InnerQp::Ud(_) => Err(PostError::Invalid("a datagram needs an address handle")),
@@ -218,6 +222,7 @@ impl StoredWr {
     pub(super) fn new(wr: &SendWr<'_>) -> StoredWr {
         let (inline, sges) = match wr.data {
             Data::Inline(bytes) => (Some(bytes.to_vec()), Vec::new()),
+            Data::InlineHead { head, bytes } => (Some([head.as_bytes(), bytes].concat()), Vec::new()),
             Data::Regions(sges) => (None, sges.iter().map(detach).collect()),
         };
         StoredWr { op: wr.op, inline, sges, fence: wr.fence }
@@ -228,7 +233,7 @@ impl StoredWr {
             Some(bytes) => Data::Inline(bytes),
             None => Data::Regions(&self.sges),
         };
-        f(&SendWr { signaled: true, fence: self.fence, ..SendWr::new(wr_id, self.op, data) })
+        f(&SendWr { fence: self.fence, ..SendWr::new(wr_id, self.op, data).signaled() })
     }
 }
 

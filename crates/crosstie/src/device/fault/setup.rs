@@ -66,7 +66,7 @@ impl Device {
         let id = state.next_request_id() as u32;
         state.add_cq(id, config.depth, inner_depth);
         drop(state);
-        Ok(Cq { inner, id, drained: Vec::new(), ready: Vec::new(), state: self.state.clone() })
+        Ok(Cq { inner, id, drained: Vec::new(), state: self.state.clone() })
     }
 
     pub(crate) fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
@@ -162,8 +162,6 @@ pub struct Cq {
     pub(super) id: u32,
     /// Buffer for completions on their way from the wrapped queue to the state.
     pub(super) drained: Vec<device::Completion>,
-    /// Buffer for completions on their way from the state to the caller.
-    pub(super) ready: Vec<device::Completion>,
     pub(super) state: SharedState,
 }
 

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::super::InlineData;
 use super::super::{
-    Completion, Data, DeviceAddress, Event, Opcode, PostError, QpConfig, RcQp, RecvWr, SendWr, Status, UdQp,
+    Completion, CqError, DeviceAddress, Event, Opcode, PostError, Posted, QpConfig, RcQp, RecvWr, SendWr,
+    Signal, Status, UdQp,
 };
 use super::plan::{Hold, Plan};
 use super::qp::{InnerQp, SendState, StoredWr, TrackedQp, TrackedSend};
@@ -247,11 +248,8 @@ impl State {
     /// When the bytes of a request have passed the link, if its rate is limited.
     fn pass_link(&mut self, wr: &SendWr<'_>) -> Option<Instant> {
         let (rate, free_at) = self.link.as_mut()?;
-        let bytes = match wr.data {
-            Data::Inline(bytes) => bytes.len() as u64,
-            Data::Regions(sges) => sges.iter().map(|sge| u64::from(sge.len())).sum(),
-        };
-        let time = Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(*rate)) as u64);
+        let time =
+            Duration::from_nanos((u128::from(wr.data.len()) * 1_000_000_000 / u128::from(*rate)) as u64);
         *free_at = (*free_at).max(Instant::now()) + time;
         Some(*free_at)
     }
@@ -332,8 +330,8 @@ impl State {
         &mut self,
         qp_num: u32,
         wr: &SendWr<'_>,
-        forward: fn(&mut RcQp, &SendWr<'_>) -> Result<(), PostError>,
-    ) -> Result<(), PostError> {
+        forward: fn(&mut RcQp, &SendWr<'_>) -> Result<Posted, PostError>,
+    ) -> Result<Posted, PostError> {
         let k = self.begin_post(RequestQueue::Send(qp_num))?;
         let loss = self.plan.loss(k);
         let (port, now, id) = (self.port, self.ticks, self.next_request_id());
@@ -350,18 +348,18 @@ impl State {
             SendState::Stalled(StoredWr::new(wr))
         } else {
             let queue = self.cqs.get(&qp.send_cq);
-            if !wr.signaled && queue.is_some_and(|q| q.hidden >= q.hidden_limit) {
+            if wr.signal == Signal::OnFailure && queue.is_some_and(|q| q.hidden >= q.hidden_limit) {
                 return Err(PostError::Full);
             }
             let InnerQp::Rc(inner) = &mut qp.inner else {
                 return Err(PostError::Invalid("a datagram needs an address handle"));
             };
-            forward(inner, &SendWr { wr_id: id, signaled: true, ..*wr })?;
+            forward(inner, &SendWr { wr_id: id, signal: Signal::Always, ..*wr })?;
             SendState::Posted
         };
         self.track_send(qp_num, id, wr, state, due);
         self.advance_sends(qp_num);
-        Ok(())
+        Ok(Posted::Queued)
     }
 
     /// Posts a datagram; `forward` posts it to the wrapped device.
@@ -370,8 +368,8 @@ impl State {
         qp_num: u32,
         to: &DeviceAddress,
         wr: &SendWr<'_>,
-        forward: impl FnOnce(&mut UdQp, &SendWr<'_>) -> Result<(), PostError>,
-    ) -> Result<(), PostError> {
+        forward: impl FnOnce(&mut UdQp, &SendWr<'_>) -> Result<Posted, PostError>,
+    ) -> Result<Posted, PostError> {
         let k = self.begin_post(RequestQueue::Send(qp_num))?;
         let lost = self.plan.drops(k) || self.port != Port::Up || self.is_killed(to);
         let id = self.next_request_id();
@@ -383,17 +381,17 @@ impl State {
             let InnerQp::Ud(inner) = &mut qp.inner else {
                 return Err(PostError::Invalid("a datagram needs a datagram queue pair"));
             };
-            forward(inner, &SendWr { wr_id: id, signaled: true, ..*wr })?;
+            forward(inner, &SendWr { wr_id: id, signal: Signal::Always, ..*wr })?;
             SendState::Posted
         };
         self.track_send(qp_num, id, wr, state, None);
         self.advance_sends(qp_num);
-        Ok(())
+        Ok(Posted::Queued)
     }
 
     fn track_send(&mut self, qp_num: u32, id: u64, wr: &SendWr<'_>, state: SendState, due: Option<Instant>) {
         self.requests.insert(id, PendingRequest { wr_id: wr.wr_id, owner: RequestQueue::Send(qp_num) });
-        let sent = TrackedSend { id, wr_id: wr.wr_id, signaled: wr.signaled, state, due };
+        let sent = TrackedSend { id, wr_id: wr.wr_id, signaled: wr.signal != Signal::OnFailure, state, due };
         let hidden = sent.is_hidden();
         let qp = self.qp(qp_num);
         qp.push_send(sent);
@@ -439,7 +437,7 @@ impl State {
         }
         let posted = stored.with(sent.id, |wr| qp.inner.post_detached(wr));
         sent.state = match posted {
-            Ok(()) => SendState::Posted,
+            Ok(_) => SendState::Posted,
             // The request was checked when it was accepted, so the device failed.
             Err(_) => SendState::Lost(Status::LocalQpOperation),
         };
@@ -557,35 +555,37 @@ impl State {
         }
     }
 
-    /// Moves up to `max` completions that are not held back into `ready`. Returns false if the queue has overrun.
-    pub(super) fn take_ready(&mut self, cq: u32, max: usize, ready: &mut Vec<Completion>) -> bool {
-        let Some(queue) = self.cqs.get_mut(&cq) else { return true };
+    /// Takes the next completion that is not held back.
+    pub(super) fn take_ready(&mut self, cq: u32, to: &mut Completion) -> Result<bool, CqError> {
+        let Some(queue) = self.cqs.get_mut(&cq) else { return Ok(false) };
         if queue.overrun {
-            return false;
+            return Err(CqError::Overrun);
         }
+        let now = queue.polls;
         let mut blocked: Vec<u32> = Vec::new();
-        let mut at = 0;
-        while ready.len() < max && at < queue.held.len() {
+        for at in 0..queue.held.len() {
             let next = &queue.held[at];
             let qp_num = next.completion.qp_num;
-            if blocked.contains(&qp_num) || next.from > queue.polls {
-                if !blocked.contains(&qp_num) {
-                    blocked.push(qp_num);
-                }
-                at += 1;
+            if blocked.contains(&qp_num) {
+                continue;
+            }
+            if next.from > now {
+                blocked.push(qp_num);
                 continue;
             }
             let Some(next) = queue.held.remove(at) else { break };
+            for passed in queue.held.iter_mut().take(at).filter(|w| w.overtakable) {
+                passed.from = now + 1;
+            }
             if let (Some(id), Some(qp)) = (next.sent, self.qps.get_mut(&qp_num)) {
                 qp.free_places(id);
             }
-            ready.push(next.completion);
-            for passed in queue.held.iter_mut().take(at).filter(|w| w.overtakable) {
-                passed.from = queue.polls;
-            }
+            *to = next.completion;
+            return Ok(true);
         }
+        // A poll takes completions until there is none.
         queue.polls += 1;
-        true
+        Ok(false)
     }
 
     /// Whether a poll would hand out a completion now.

@@ -34,12 +34,16 @@ use crate::ring::stalled::{MAX_STALLED, StalledPositions};
 use crate::wait::{self, WaitStrategy};
 
 /// Empty polls between two looks whether a producer is stopped before its entry while later entries are there.
-pub(super) const POLLS_PER_HOLE_CHECK: u32 = 64;
+const POLLS_PER_HOLE_CHECK: u32 = 64;
 /// Empty polls between two looks whether entries are reserved at all: this takes the cache line of `head` from the producers.
 const POLLS_PER_HEAD_CHECK: u32 = 1024;
 /// Polls, empty or not, between two looks at everything that has no place in lanes and ring: lanes that are never empty do not keep
 /// notices, queue pairs that were added, and entries behind a stopped producer waiting.
 const POLLS_PER_FULL_CHECK: u32 = 256;
+/// Completions that are taken from hot lanes before the other sources have their turn.
+const LANE_TURNS: u8 = 16;
+/// Pause instructions after the poll that reached the end of a stream of entries.
+const CATCH_UP_PAUSES: u32 = 4;
 /// The longest wait without such a look.
 const HOLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The same, while an entry is reserved and not published.
@@ -145,6 +149,7 @@ impl Device {
             hot: Vec::with_capacity(MAX_HOT),
             listed: VecDeque::new(),
             next_source: 0,
+            lane_turns: 0,
             next_hot: 0,
             notices: Vec::new(),
             seen_notices: 0,
@@ -164,17 +169,19 @@ pub struct Cq {
     /// Entries of producers that do not move; they are read when they are published.
     pub(super) stalled: StalledPositions,
     pub(super) polls: u32,
-    pub(super) empty_polls: u32,
+    empty_polls: u32,
     /// Queue pairs by index.
     pub(super) qps: Vec<Option<Member>>,
     /// The lanes that are looked at in every poll. At most [`MAX_HOT`].
     pub(super) hot: Vec<HotLane>,
     /// Other lanes that have to be looked at, see [`LaneReader::is_listed`](super::lane::LaneReader::is_listed).
     pub(super) listed: VecDeque<usize>,
-    /// Where the next poll begins: 0 for the ring, `n` for `hot[n - 1]`, then `listed`.
-    next_source: usize,
-    /// The hot lane at which the next [`Cq::take_receive`] looks first.
-    pub(super) next_hot: usize,
+    /// Which source has the next first turn: 0 is the ring, 1 the listed lanes, 2 the hot ones.
+    next_source: u8,
+    /// Completions of hot lanes since the other sources were looked at.
+    lane_turns: u8,
+    /// The hot lane that is looked at first.
+    next_hot: usize,
     /// Notices that are not due yet, with their positions: entries before them have not been read.
     pub(super) notices: Vec<(u64, Notice)>,
     /// How many notices were taken so far.
@@ -182,7 +189,7 @@ pub struct Cq {
     /// Receives to be completed that have no entry of their own.
     pub(super) flushes: VecDeque<PendingFlush>,
     /// After so many looks that find nothing the poller pauses, see [`Cq::pause_behind_stream`]. Zero: it does not pause.
-    pub(super) looks_before_pause: u8,
+    looks_before_pause: u8,
     #[expect(dead_code, reason = "keeps the device open")]
     handle: Arc<DeviceHandle>,
 }
@@ -197,80 +204,103 @@ pub(super) enum PendingFlush {
 }
 
 impl Cq {
-    #[inline]
-    pub(crate) fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
-        self.polls = self.polls.wrapping_add(1);
-        let count = if self.next_source == 0 && max > 0 {
-            self.poll_all_sources(max, &mut each)
-        } else {
-            self.poll_from_next_source(max, &mut each)
-        };
-        if count == 0 {
-            self.check_after_empty_poll()?;
-            self.pause_behind_stream();
-        } else {
-            self.looks_before_pause = 1;
-            if is_full_check(self.polls) {
-                self.check_beside_traffic();
-            }
-        }
-        Ok(count)
-    }
-
-    /// Polls every source once, beginning with the hot lanes: usually they have all there is.
+    /// Takes the next completion: that of a hot lane, if one is there.
     #[inline(always)]
-    fn poll_all_sources(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
-        let (mut count, polls) = (0, self.polls);
-        for (at, HotLane { qp, lane, last_used, .. }) in self.hot.iter_mut().enumerate() {
-            let found = lane.read(qp, max - count, &mut *each);
-            if found > 0 {
-                *last_used = polls;
-                count += found;
-                if count >= max {
-                    self.next_source = at + 2;
-                    return count;
+    pub(crate) fn next(&mut self, to: &mut Completion) -> Result<bool, CqError> {
+        self.polls = self.polls.wrapping_add(1);
+        if self.lane_turns < LANE_TURNS && !self.polls.is_multiple_of(POLLS_PER_FULL_CHECK) {
+            for _ in 0..self.hot.len() {
+                let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
+                self.next_hot = at + 1;
+                let hot = &mut self.hot[at];
+                if hot.lane.has_news(&hot.qp) {
+                    self.lane_turns += 1;
+                    if self.read_hot(at, to) {
+                        return Ok(true);
+                    }
+                    return self.next_of_all(to);
                 }
+                hot.is_stream = false;
+            }
+            if self.is_quiet() {
+                self.pause_behind_stream();
+                return Ok(false);
             }
         }
-        if !self.is_ring_quiet() {
-            count += self.poll_ring(max - count, each);
-        }
-        let has_listed_lanes = self.has_listed_lanes();
-        if count >= max {
-            self.next_source = if has_listed_lanes { self.hot.len() + 1 } else { 0 };
-            return count;
-        }
-        if has_listed_lanes {
-            count += self.poll_listed(max - count, each);
-        }
-        count
+        self.next_of_all(to)
     }
 
-    /// Polls every source once, beginning with [`Cq::next_source`].
-    #[cold]
     #[inline(never)]
-    fn poll_from_next_source(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
-        let mut count = 0;
-        let mut source = self.next_source;
-        let mut sources = self.hot.len() + 2;
-        while sources > 0 && count < max {
-            if source == 0 {
-                count += self.poll_ring(max - count, each);
-            } else if let Some(HotLane { qp, lane, last_used, .. }) = self.hot.get_mut(source - 1) {
-                let found = lane.read(qp, max - count, &mut *each);
-                if found > 0 {
-                    *last_used = self.polls;
-                    count += found;
-                }
-            } else if self.has_listed_lanes() {
-                count += self.poll_listed(max - count, each);
-            }
-            source = if source <= self.hot.len() { source + 1 } else { 0 };
-            sources -= 1;
+    fn read_hot(&mut self, at: usize, to: &mut Completion) -> bool {
+        let HotLane { qp, lane, last_used, is_stream } = &mut self.hot[at];
+        let was_stream = core::mem::replace(is_stream, true);
+        *last_used = self.polls;
+        // Behind a stream, one look says that this poll has reached the end, and the next one that nothing has come meanwhile.
+        self.looks_before_pause = if was_stream { 2 } else { 0 };
+        lane.read(qp, was_stream, to)
+    }
+
+    /// Whether there is nothing outside of the hot lanes, and nothing else to do for a poll. Counts as an empty poll then.
+    #[inline(always)]
+    fn is_quiet(&mut self) -> bool {
+        let CqShared { ring, notices, .. } = &*self.shared;
+        let polls = self.empty_polls.wrapping_add(1);
+        let is_quiet = self.flushes.is_empty()
+            && self.stalled.is_empty()
+            && !ring.is_published(self.cursor)
+            && self.notices.is_empty()
+            && !self.has_listed_lanes()
+            && ring.header.overrun.load(Relaxed) == 0
+            && !notices.has_new(self.seen_notices)
+            && !polls.is_multiple_of(POLLS_PER_HOLE_CHECK);
+        if is_quiet {
+            self.empty_polls = polls;
+            self.lane_turns = 0;
         }
-        // The next poll begins behind a source that may have more: none has to wait for ever.
-        self.next_source = if count >= max { source } else { 0 };
-        count
+        is_quiet
+    }
+
+    /// Takes the next completion of any source: the ring, the listed lanes and the hot ones have the first turn by turns.
+    #[inline(never)]
+    fn next_of_all(&mut self, to: &mut Completion) -> Result<bool, CqError> {
+        self.lane_turns = 0;
+        if self.polls.is_multiple_of(POLLS_PER_FULL_CHECK) {
+            self.check_beside_traffic();
+        }
+        for _ in 0..3 {
+            let source = self.next_source;
+            self.next_source = if source == 2 { 0 } else { source + 1 };
+            let found = match source {
+                0 => self.next_of_ring(to),
+                1 => self.has_listed_lanes() && self.next_of_listed(to),
+                _ => (0..self.hot.len()).any(|_| {
+                    let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
+                    self.next_hot = at + 1;
+                    self.read_hot(at, to)
+                }),
+            };
+            if found {
+                return Ok(true);
+            }
+        }
+        self.check_after_empty_poll()?;
+        self.pause_behind_stream();
+        Ok(false)
+    }
+
+    /// Called after a look that has found nothing. If the poller has just caught up with a stream, another look at once would take the
+    /// cache line from the producer while it writes its next entry. A response to something sent just now takes longer than the pause
+    /// anyway.
+    #[inline(always)]
+    fn pause_behind_stream(&mut self) {
+        if self.looks_before_pause > 0 {
+            self.looks_before_pause -= 1;
+            if self.looks_before_pause == 0 {
+                for _ in 0..CATCH_UP_PAUSES {
+                    core::hint::spin_loop();
+                }
+            }
+        }
     }
 
     #[inline(always)]
@@ -278,22 +308,15 @@ impl Cq {
         !self.listed.is_empty() || !self.shared.ring.header.ready.is_empty()
     }
 
-    /// Whether [`poll_ring`](Cq::poll_ring) would find nothing.
+    /// Takes the next completion that is not in a lane: from the ring, or one that a notice has announced.
     #[inline(always)]
-    pub(super) fn is_ring_quiet(&self) -> bool {
-        self.flushes.is_empty() && self.stalled.is_empty() && !self.shared.ring.is_published(self.cursor)
-    }
-
-    /// Polls what is not in a lane, at least once: the ring, and what notices have announced.
-    #[inline(always)]
-    fn poll_ring(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
-        let mut count = 0;
+    fn next_of_ring(&mut self, to: &mut Completion) -> bool {
         let begin = self.cursor;
+        let mut found = false;
         // Entries that are no completions. A peer that forges them faster than they are read must not keep the poller here.
-        let mut skipped = 0;
-        loop {
+        for _ in 0..=self.shared.ring.depth() {
             let entry = if !self.flushes.is_empty() {
-                count += self.complete_one_flush(each);
+                found = self.complete_one_flush(to);
                 None
             } else if !self.stalled.is_empty()
                 && let Some(late) = self.take_late_entry()
@@ -307,16 +330,13 @@ impl Cq {
                 self.cursor = self.cursor.wrapping_add(1);
                 Some(cqe.load())
             };
-            if let Some((request, subject, result)) = entry {
-                match self.decode(request, subject, result) {
-                    Some(completion) => {
-                        each(&completion);
-                        count += 1;
-                    }
-                    None => skipped += 1,
-                }
+            if let Some((request, subject, result)) = entry
+                && let Some(completion) = self.decode(request, subject, result)
+            {
+                *to = completion;
+                found = true;
             }
-            if count >= max || skipped > self.shared.ring.depth() {
+            if found {
                 break;
             }
         }
@@ -324,7 +344,7 @@ impl Cq {
             // Release, partner: the Acquire load in `CqRing::reserve`. The entries have been read.
             self.shared.ring.header.consumed.word.store(self.cursor, Release);
         }
-        count
+        found
     }
 
     /// Checks for an overrun and for notices.
@@ -544,16 +564,16 @@ impl Cq {
         }
     }
 
-    /// Hands out the completion of one pending flush. Returns how many were handed out: 0 or 1.
+    /// Does one step of the pending flushes. Returns whether that was a completion.
     #[cold]
-    fn complete_one_flush(&mut self, each: &mut impl FnMut(&Completion)) -> usize {
+    fn complete_one_flush(&mut self, to: &mut Completion) -> bool {
         let (recv, qp_num, status, last) = match self.flushes.front() {
             Some(PendingFlush::Connection { qp, epoch }) => {
                 let (qp, epoch) = (qp.clone(), *epoch);
                 if let Some(lane) = self.lane_of(&qp)
-                    && lane.read(&qp, 1, &mut *each) == 1
+                    && lane.read(&qp, true, to)
                 {
-                    return 1;
+                    return true;
                 }
                 // Known before the epoch is checked: a reset that comes after the check drops the receive at this position.
                 let next = match &qp.recv {
@@ -591,23 +611,15 @@ impl Cq {
                     member.is_some_and(|Member { qp, .. }| qp.num == *qp_num && !qp.destroyed.load(Acquire));
                 (recv.filter(|_| is_there), *qp_num, *status, true)
             }
-            None => return 0,
+            None => return false,
         };
         if last {
             self.flushes.pop_front();
         }
-        let Some(recv) = recv else { return 0 };
-        each(&Completion {
-            wr_id: recv.wr_id,
-            status,
-            opcode: Opcode::Unspecified,
-            byte_len: 0,
-            imm: None,
-            qp_num,
-            src_qp: 0,
-            data: InlineData::None,
-        });
-        1
+        if let Some(recv) = recv {
+            *to = Completion::failed(recv.wr_id, status, qp_num);
+        }
+        recv.is_some()
     }
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
@@ -643,7 +655,7 @@ impl Cq {
 
     /// Whether there is something in a lane.
     #[inline]
-    pub(crate) fn has_lane_entries(&self) -> bool {
+    fn has_lane_entries(&self) -> bool {
         self.hot.iter().any(|hot| hot.lane.is_ready(&hot.qp)) || self.has_listed_lanes()
     }
 
@@ -671,12 +683,6 @@ impl Drop for Cq {
             self.shared.notices.close();
         }
     }
-}
-
-/// Whether the poll with this number looks at everything, whatever it finds. Only [`Cq::poll`] does, so the looks at a glance leave it to that.
-#[inline(always)]
-pub(super) fn is_full_check(polls: u32) -> bool {
-    polls.is_multiple_of(POLLS_PER_FULL_CHECK)
 }
 
 #[inline]

@@ -36,15 +36,15 @@ pub(super) struct HotLane {
     pub(super) lane: LaneReader,
     /// [`Cq::polls`] when the lane had an entry.
     pub(super) last_used: u32,
-    /// Whether the last look of [`Cq::take_receive`] found an entry.
+    /// Whether the last look found an entry.
     pub(super) is_stream: bool,
 }
 
 impl Cq {
-    /// Polls the lanes that are not hot and whose writers have announced entries.
+    /// Takes the next completion of a lane that is not hot and whose writer has announced entries.
     #[cold]
     #[inline(never)]
-    pub(super) fn poll_listed(&mut self, max: usize, each: &mut impl FnMut(&Completion)) -> usize {
+    pub(super) fn next_of_listed(&mut self, to: &mut Completion) -> bool {
         let shared = self.shared.clone();
         shared.ring.header.ready.take(|index| {
             // There was a notice of a new queue pair before its peer could announce anything.
@@ -53,20 +53,18 @@ impl Cq {
             }
             self.list_lane(index);
         });
-        let mut count = 0;
-        while count < max
-            && let Some(index) = self.listed.pop_front()
-        {
+        while let Some(index) = self.listed.pop_front() {
             let Some(Some(Member { qp, lane: Some(lane) })) = self.qps.get_mut(index) else { continue };
             lane.is_listed = false;
-            let found = lane.read(qp, max - count, &mut *each);
-            count += found;
-            // There may be more, which must not keep other lanes waiting.
-            if found > 0 && !self.make_hot(index) && count >= max {
-                self.list_lane(index);
+            if lane.read(qp, false, to) {
+                // There may be more, which must not keep other lanes waiting.
+                if !self.make_hot(index) {
+                    self.list_lane(index);
+                }
+                return true;
             }
         }
-        count
+        false
     }
 
     /// Has the lane of the queue pair with this index looked at, unless it is hot.

@@ -24,8 +24,8 @@ use super::state::{DeviceShared, locked};
 use super::{Cq, Srq};
 use crate::device::pd::AhProvider;
 use crate::device::{
-    Data, DeviceAddress, DeviceError, Opcode, PostError, QpConfig, QpState, RecvWr, SendOp, SendWr, Status,
-    UdQp as UdContract,
+    Data, DeviceAddress, DeviceError, Opcode, PostError, Posted, QpConfig, QpState, RecvWr, SendOp, SendWr,
+    Signal, Status, UdQp as UdContract,
 };
 
 impl Pd {
@@ -196,7 +196,7 @@ impl UdQp {
         qp_num: u32,
         qkey: u32,
         wr: &SendWr<'_>,
-    ) -> Result<(), PostError> {
+    ) -> Result<Posted, PostError> {
         let own = self.shared.device.gid;
         let to = match &to.provider {
             AhProvider::Software(to) if to.device == own => to,
@@ -217,8 +217,6 @@ impl UdQp {
             return Err(PostError::Full);
         }
         let peer = self.peer_index(to)?;
-        let position = self.sq_posted;
-        self.sq_posted += 1;
         let shared = self.shared.clone();
         let status = if state == QpState::Error {
             Status::Flushed
@@ -231,13 +229,18 @@ impl UdQp {
             }
             Status::Success
         };
-        if status != Status::Success {
+        if status == Status::Success && wr.signal != Signal::Always {
+            return Ok(Posted::Done);
+        }
+        let position = self.sq_posted;
+        self.sq_posted += 1;
+        if status == Status::Success {
+            shared.complete_send(wr.wr_id, Opcode::Send, status, len, position);
+        } else {
             shared.complete_send(wr.wr_id, Opcode::Unspecified, status, 0, position);
             shared.move_to_error();
-        } else if wr.signaled {
-            shared.complete_send(wr.wr_id, Opcode::Send, status, len, position);
         }
-        Ok(())
+        Ok(Posted::Queued)
     }
 
     /// The device of an address handle. `None` if it is gone: then a datagram is lost, as on a network.

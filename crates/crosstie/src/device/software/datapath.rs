@@ -19,9 +19,9 @@ use super::rc::RcQp;
 use super::recv::TakenRecv;
 use super::state::locked;
 use crate::device::{
-    Access, Data, Opcode, PostError, QpConfig, QpState, RemoteAddr, SendOp, SendWr, Status, rnr_delay,
+    Access, Data, Opcode, PostError, Posted, QpConfig, QpState, SendOp, SendWr, Signal, Status, rnr_delay,
 };
-use crate::memory::prefetch::{self, CACHE_LINE, MappedHint};
+use crate::memory::prefetch::{self, CACHE_LINE};
 
 /// The cache lines of messages up to this size are moved towards the receiver when the message is complete.
 pub(super) const DEMOTE_MAX: u32 = 256;
@@ -34,86 +34,54 @@ const PREFETCH_AHEAD: usize = 2;
 const RNR_SPINS: u32 = 64;
 
 impl RcQp {
-    #[inline]
-    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let may_be_short = matches!((wr.op, &wr.data), (SendOp::WriteImm(..), Data::Inline(_)));
-        if may_be_short && self.try_post_short(wr) {
-            return Ok(());
+    /// Executes the request, if that is possible now.
+    #[inline(always)]
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
+        if let SendOp::WriteImm(to, imm) = wr.op
+            && wr.signal != Signal::Always
+            && self.try_write_imm_at_hand(to, imm, &wr.data)
+        {
+            return Ok(Posted::Done);
         }
-        self.post_any(wr)
+        // A copy: so that the request was in registers until here.
+        let wr = *wr;
+        self.post_any(&wr)
     }
 
-    /// Posts any request.
     #[inline(never)]
-    fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    fn post_any(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         let state = self.shared.state();
         let len = self.check(wr, state)?;
-        let position = self.sq_posted;
         let Some(peer) = self.peer.as_deref_mut() else {
             return self.post_without_peer(wr, len);
         };
         if state != QpState::ReadyToSend {
-            self.sq_posted += 1;
-            self.shared.complete_send(wr.wr_id, Opcode::Unspecified, Status::Flushed, 0, position);
-            return Ok(());
+            self.complete_in_order(wr.wr_id, Opcode::Unspecified, Status::Flushed, 0);
+            return Ok(Posted::Queued);
         }
         match execute(peer, &self.shared, &wr.op, &wr.data, len, wr.streaming) {
-            Ok(()) => {
-                self.sq_posted = position + 1;
-                if wr.signaled {
-                    self.shared.complete_send(wr.wr_id, opcode(&wr.op), Status::Success, len, position);
-                }
-            }
+            Ok(()) if wr.signal != Signal::Always => return Ok(Posted::Done),
+            Ok(()) => self.complete_in_order(wr.wr_id, opcode(&wr.op), Status::Success, len),
             Err(error) => self.handle_execute_error(wr, len, error),
         }
-        Ok(())
+        Ok(Posted::Queued)
     }
 
-    /// As [`post`](RcQp::post), for a signaled request. True if it was executed at once: then it is done, and has no completion in the
-    /// queue. It does not count as posted, because it takes no place in the send queue.
-    #[inline]
-    pub(crate) fn post_or_execute(&mut self, wr: &SendWr<'_>) -> Result<bool, PostError> {
-        if let (SendOp::WriteImm(to, imm), &Data::Regions([from])) = (wr.op, &wr.data)
-            && self.try_write_imm_entry(to, imm, from)
-        {
-            return Ok(true);
-        }
-        self.post_or_execute_any(wr)
-    }
-
-    #[inline(never)]
-    fn post_or_execute_any(&mut self, wr: &SendWr<'_>) -> Result<bool, PostError> {
-        let state = self.shared.state();
-        let len = self.check(wr, state)?;
-        match self.peer.as_deref_mut().filter(|_| state == QpState::ReadyToSend) {
-            Some(peer) => match execute(peer, &self.shared, &wr.op, &wr.data, len, wr.streaming) {
-                Ok(()) => return Ok(true),
-                Err(error) => self.handle_execute_error(wr, len, error),
-            },
-            None => self.post(wr)?,
-        }
-        Ok(false)
-    }
-
-    pub(crate) fn mapped_hint(&self, of: RemoteAddr) -> Option<MappedHint> {
-        let PeerQp { link, attached: Some(attached), .. } = self.peer.as_deref()? else { return None };
-        let AttachedPeer { line, qp } = attached;
-        let _operation = OperationGuard::begin(line);
-        let memory = PeerMemory { link, pd: qp.pd, streaming: false };
-        match memory.check(of.rkey, of.addr, 1, Access::REMOTE_WRITE) {
-            Ok(RemotePtr::Mapped(at)) => Some(MappedHint::new(at)),
-            _ => None,
-        }
+    /// Counts a request as posted, and completes it.
+    fn complete_in_order(&mut self, wr_id: u64, opcode: Opcode, status: Status, len: u32) {
+        let position = self.sq_posted;
+        self.sq_posted += 1;
+        self.shared.complete_send(wr_id, opcode, status, len, position);
     }
 
     /// Posts a request that is older than the borrows of the regions it names, so that a region may have been deregistered:
     /// then the request fails, as it does on a NIC.
-    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         let device = &self.shared.device;
         // No region is deregistered between the check and the use.
         let _attempt = self.attempts.get_or_insert_with(|| device.progress.add_attempts()).begin();
         let registered = match wr.data {
-            Data::Inline(_) => true,
+            Data::Inline(_) | Data::InlineHead { .. } => true,
             Data::Regions(sges) => are_registered(sges, &device.regions),
         };
         // A request behind deferred ones is deferred, too; then the regions are checked before they are used.
@@ -121,18 +89,16 @@ impl RcQp {
             return self.post(wr);
         }
         self.check(wr, QpState::ReadyToSend)?;
-        let position = self.sq_posted;
-        self.sq_posted += 1;
-        self.shared.complete_send(wr.wr_id, Opcode::Unspecified, Status::LocalProtection, 0, position);
+        self.complete_in_order(wr.wr_id, Opcode::Unspecified, Status::LocalProtection, 0);
         self.shared.move_to_error();
-        Ok(())
+        Ok(Posted::Queued)
     }
 
     #[inline]
     pub(crate) fn batch_begin(&mut self) {}
 
     #[inline]
-    pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         self.post(wr)
     }
 
@@ -149,7 +115,10 @@ impl RcQp {
         }
         let len = check_data(&wr.data, &self.config, self.max_message)?;
         match (&wr.op, &wr.data) {
-            (SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, Data::Inline(_)) => {
+            (
+                SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. },
+                Data::Inline(_) | Data::InlineHead { .. },
+            ) => {
                 return Err(PostError::Invalid(
                     "READ and atomics return data: give a region, not inline data",
                 ));
@@ -186,8 +155,7 @@ impl RcQp {
 
     /// Posts while the progress thread has the sending half, or before the first request.
     #[cold]
-    fn post_without_peer(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
-        let position = self.sq_posted;
+    fn post_without_peer(&mut self, wr: &SendWr<'_>, len: u32) -> Result<Posted, PostError> {
         let is_deferring = {
             let mut deferred = locked(&self.shared.deferred);
             if deferred.is_empty() {
@@ -196,9 +164,10 @@ impl RcQp {
             !deferred.is_empty()
         };
         if is_deferring {
+            let position = self.sq_posted;
             self.sq_posted += 1;
             self.defer(DeferredWr::new(wr, len, position, Instant::now(), &self.connect));
-            return Ok(());
+            return Ok(Posted::Queued);
         }
         if self.peer.is_none() {
             self.peer = self
@@ -208,12 +177,11 @@ impl RcQp {
                 .map(Box::new);
         }
         if self.peer.is_some() && self.shared.state() == QpState::ReadyToSend {
-            return self.post(wr);
+            return self.post_any(wr);
         }
         // The queue pair went to ERR before it was ever connected.
-        self.sq_posted += 1;
-        self.shared.complete_send(wr.wr_id, Opcode::Unspecified, Status::Flushed, 0, position);
-        Ok(())
+        self.complete_in_order(wr.wr_id, Opcode::Unspecified, Status::Flushed, 0);
+        Ok(Posted::Queued)
     }
 
     #[cold]
@@ -270,23 +238,17 @@ pub(super) fn fail_request(
 /// Checks the lengths and counts of a request's data; returns the total length.
 #[inline]
 pub(super) fn check_data(data: &Data<'_>, config: &QpConfig, max: u64) -> Result<u32, PostError> {
+    let len = data.len();
     match data {
-        Data::Inline(bytes) => {
-            if bytes.len() > config.max_inline as usize {
-                return Err(PostError::InlineTooLong { len: bytes.len(), max: config.max_inline as usize });
-            }
-            Ok(bytes.len() as u32)
+        Data::Regions(sges) if sges.len() > config.max_send_sge as usize => {
+            Err(PostError::TooManySges { count: sges.len(), max: config.max_send_sge as usize })
         }
-        Data::Regions(sges) => {
-            if sges.len() > config.max_send_sge as usize {
-                return Err(PostError::TooManySges { count: sges.len(), max: config.max_send_sge as usize });
-            }
-            let total: u64 = sges.iter().map(|sge| u64::from(sge.len)).sum();
-            if total > max {
-                return Err(PostError::TooLong(total));
-            }
-            Ok(total as u32)
+        Data::Regions(_) if len > max => Err(PostError::TooLong(len)),
+        Data::Regions(_) => Ok(len as u32),
+        _ if len > config.max_inline.into() => {
+            Err(PostError::InlineTooLong { len: len as usize, max: config.max_inline as usize })
         }
+        _ => Ok(len as u32),
     }
 }
 
@@ -348,6 +310,9 @@ pub(super) fn execute(
             check_access(attached, Access::REMOTE_WRITE)?;
             let target = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
             let target = attached.mappings.resolve(link, target, len);
+            if len as usize <= LANE_DATA {
+                attached.last_target.remember(&memory, to);
+            }
             // A short message travels in the completion as well: nobody may ever read it at its target.
             let mapped = match target {
                 RemotePtr::Mapped(at) if len as usize > LANE_DATA => Some(at),

@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use zerocopy::IntoBytes;
+
 use super::datapath::check_local;
 use super::error::ExecuteError;
 use super::layout::{RegionEntry, RegionKey};
@@ -15,7 +17,7 @@ use super::link::Link;
 use super::peer_qp::PeerQp;
 use super::qp::QpShared;
 use super::region_keys::pointer;
-use crate::device::{ConnectConfig, Data, SendOp, SendWr, Sge, Status};
+use crate::device::{ConnectConfig, Data, SendOp, SendWr, Sge, Signal, Status};
 use crate::memory::copy::copy;
 use crate::memory::segment::SharedSlice;
 
@@ -86,6 +88,9 @@ impl DeferredWr {
     ) -> DeferredWr {
         let data = match wr.data {
             Data::Inline(bytes) => DeferredData::Inline(bytes.into()),
+            Data::InlineHead { head, bytes } => {
+                DeferredData::Inline([head.as_bytes(), bytes].concat().into())
+            }
             // The borrow of the region ends here. `is_registered` looks the keys up again before the entries are used, as
             // a NIC does.
             Data::Regions(sges) => DeferredData::Regions(
@@ -97,7 +102,7 @@ impl DeferredWr {
             op: wr.op,
             data,
             len,
-            signaled: wr.signaled,
+            signaled: wr.signal != Signal::OnFailure,
             streaming: wr.streaming,
             position,
             due,

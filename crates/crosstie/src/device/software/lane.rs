@@ -33,9 +33,9 @@ use core::sync::atomic::{
 use std::sync::Arc;
 
 use super::layout::{CacheLine, CqHeader, QpBlock, QpNum};
+use super::peer_memory::try_for_each_piece;
 use super::qp::{QpShared, RecvSource};
 use super::recv::{PeerRecvQueue, TakenRecv};
-use super::region_keys::pointer;
 use super::state::{Allocation, DeviceShared};
 use crate::device::InlineData;
 use crate::device::{Completion, Data, DeviceError, Opcode, Status};
@@ -61,9 +61,6 @@ pub(super) const LANE_ENTRIES_AT: u64 = size_of::<LaneHeader>() as u64;
 
 /// If so many entries in a row were [`PeerLane::answers`], a sender takes the traffic for requests and responses.
 const MIN_ANSWERS: u32 = 4;
-
-/// Most completions that are read from a lane before others have their turn: as many as the longest lane has entries.
-const MAX_READ: usize = 1 << 14;
 
 /// Longest message that travels inside of a [`LaneEntry`].
 pub(super) const LANE_DATA: usize = 48;
@@ -379,17 +376,12 @@ impl PeerLane {
 #[inline(always)]
 fn store_data(entry: &LaneEntry, data: &Data<'_>) {
     let mut to = entry.data_ptr();
-    match data {
-        // SAFETY: the slice is readable; the entry has room for a message of this length.
-        Data::Inline(bytes) => unsafe { copy(bytes.as_ptr(), to, bytes.len()) },
-        Data::Regions(sges) => {
-            for sge in *sges {
-                // SAFETY: the entry is inside a live region; the lengths of all entries add up to that of the message.
-                unsafe { copy(pointer(sge.addr), to, sge.len as usize) };
-                to = to.wrapping_add(sge.len as usize);
-            }
-        }
-    }
+    let Ok(()) = try_for_each_piece(data, |from, len| {
+        // SAFETY: the piece is readable; the lengths of all pieces add up to that of the message, for which the entry has room.
+        unsafe { copy(from, to, len) };
+        to = to.wrapping_add(len);
+        Ok::<(), core::convert::Infallible>(())
+    });
 }
 
 /// The lane of a queue pair, as the poller of its completion queue reads it.
@@ -440,60 +432,39 @@ impl LaneReader {
         ready_set::stop_polling(&self.header.polled.word);
     }
 
-    /// Reads up to `max` completions, at least one if there is one. Entries of earlier connections are dropped.
-    #[inline(always)]
-    pub(super) fn read(
-        &mut self,
-        qp: &Arc<QpShared>,
-        max: usize,
-        mut each: impl FnMut(&Completion),
-    ) -> usize {
-        if self.epoch != qp.epoch() && !self.follow_connection(qp) {
-            return 0;
-        }
-        // A peer that writes fast, or writes invalid entries, does not keep the poller here.
-        let max = max.min(MAX_READ);
-        let (mut count, mut skipped, mut completion) = (0, 0, Completion::EMPTY);
-        while let Some(is_completion) = self.read_entry(qp, count, &mut completion) {
-            if is_completion {
-                count += 1;
-                each(&completion);
-                if count >= max {
-                    break;
-                }
-            } else {
-                skipped += 1;
-                if skipped >= self.entries.len() {
-                    break;
-                }
-            }
-        }
-        if count + skipped > 0 {
-            self.publish_cursor(qp);
-        }
-        count
-    }
-
     /// Whether there is something to read: an entry, or the end of the connection.
     #[inline(always)]
     pub(super) fn has_news(&self, qp: &QpShared) -> bool {
         self.epoch != qp.epoch() || self.entries.ring(self.cursor).published(self.cursor).is_some()
     }
 
-    /// Reads one entry, if there is one of the connection whose entries were read last. Returns whether it was a completion.
+    /// Reads the next completion. Entries of earlier connections are dropped. `is_stream`: the last look found one, too.
     #[inline(always)]
-    pub(super) fn take(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> bool {
-        let is_completion = self.read_entry(qp, is_stream.into(), to);
-        if is_completion.is_some() {
+    pub(super) fn read(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> bool {
+        if self.epoch != qp.epoch() && !self.follow_connection(qp) {
+            return false;
+        }
+        let begin = self.cursor;
+        let mut found = false;
+        // A peer that writes invalid entries does not keep the poller here.
+        for _ in 0..self.entries.len() {
+            match self.read_entry(qp, is_stream, to) {
+                Some(is_completion) => found = is_completion,
+                None => break,
+            }
+            if found {
+                break;
+            }
+        }
+        if self.cursor != begin {
             self.publish_cursor(qp);
         }
-        is_completion.unwrap_or(false)
+        found
     }
 
-    /// Reads the entry at the cursor, if it is there and of this connection. False if no such receive is outstanding. `before`: so many
-    /// entries before it were there, too.
+    /// Reads the entry at the cursor, if it is there and of this connection. False if no such receive is outstanding.
     #[inline(always)]
-    fn read_entry(&mut self, qp: &Arc<QpShared>, before: usize, to: &mut Completion) -> Option<bool> {
+    fn read_entry(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> Option<bool> {
         let position = self.cursor;
         let entry = self.entries.ring(position);
         let (slot, tag) = entry.published(position)?;
@@ -510,7 +481,7 @@ impl LaneReader {
         #[cfg(test)]
         super::pauses::at(super::pauses::Pause::EntryBelongsToConnection);
         self.cursor = position.wrapping_add(1);
-        if before > 0 {
+        if is_stream {
             // The entry after the next one is probably there.
             prefetch::for_read(self.entries.ring(position.wrapping_add(2)));
         }

@@ -10,7 +10,7 @@ use super::cq_lanes::{MAX_HOT, MIN_QUIET_POLLS};
 use super::invalid_input_tests::{shared, shared_arc};
 use super::layout::{CqHeader, QpBlock, QpNum, SrqHeader, qp_block_at};
 use super::pauses::{Pause, once_at};
-use crate::device::cq::{NextReceive, Provider};
+use crate::device::cq::Provider;
 use crate::device::*;
 use crate::memory::segment::{SharedRef, SharedSlice};
 use crate::ring::stalled::MAX_STALLED;
@@ -29,8 +29,6 @@ struct Fan {
     near: Device,
     far: Device,
     far_pd: Pd,
-    /// How often [`Fan::look`] was called.
-    looks: u32,
 }
 
 impl Fan {
@@ -46,7 +44,7 @@ impl Fan {
         let receivers = (0..count).map(|_| far_pd.create_rc(&config, &cq, &cq, srq.as_ref()).unwrap());
         let target = far_pd.allocate(4096, Access::ALL).unwrap();
         let (senders, receivers) = (senders.collect(), receivers.collect());
-        let mut fan = Fan { senders, receivers, cq, srq, target, near, far, far_pd, looks: 0 };
+        let mut fan = Fan { senders, receivers, cq, srq, target, near, far, far_pd };
         (0..count).for_each(|i| fan.connect(i));
         fan
     }
@@ -70,19 +68,9 @@ impl Fan {
         self.senders[i].post(&SendWr::new(1, op, Data::Inline(&message.to_ne_bytes()))).unwrap();
     }
 
-    /// Looks for a completion, by a poll or at a glance. In turns of three and four looks, so that no test sees only one of them.
     fn look(&mut self) -> Option<Completion> {
-        self.looks += 1;
-        let mut got = Completion::EMPTY;
-        let next = if self.looks % 7 < 3 { NextReceive::Unknown } else { self.cq.take_receive(&mut got) };
-        match next {
-            NextReceive::Taken { .. } => Some(got),
-            NextReceive::Nothing => None,
-            NextReceive::Unknown => {
-                let count = self.cq.poll(1, |completion| got = *completion).unwrap();
-                (count > 0).then_some(got)
-            }
-        }
+        let mut got = Completion::default();
+        self.cq.next(&mut got).unwrap().then_some(got)
     }
 
     fn next(&mut self) -> Completion {
@@ -145,8 +133,8 @@ fn request_that_is_executed_at_once_has_no_completion_and_no_place_in_the_send_q
         }
         let op = SendOp::WriteImm(target.remote().at(0), round);
         let bytes = round.to_ne_bytes();
-        let wr = SendWr::new(round.into(), op, Data::Inline(&bytes)).signaled();
-        let is_done = sender.post_or_execute(&wr).unwrap();
+        let wr = SendWr::new(round.into(), op, Data::Inline(&bytes)).signaled_if_queued();
+        let is_done = sender.post(&wr).unwrap() == Posted::Done;
         assert!(!(is_late && is_done));
         // The first request finds out where the peer is. After one that waited, the next ones may wait, too.
         assert!(is_done || round == 0 || round >= 9, "round {round}");
@@ -159,64 +147,6 @@ fn request_that_is_executed_at_once_has_no_completion_and_no_place_in_the_send_q
             assert_eq!(poll(near_cq), (round.into(), None));
         }
         assert_eq!(poll(far_cq), (7, Some(round)));
-    }
-}
-
-/// A WRITE+IMM that is executed at once arrives like one that was posted, or nothing of it does.
-#[test]
-fn short_write_with_an_immediate_is_executed_at_once_or_not_at_all() {
-    for is_shared in [false, true] {
-        let mut fan = Fan::new(2, is_shared);
-        let (target, head) = (fan.target.remote(), [0x0101_0101_0101_0101, 0x0202_0202_0202_0202]);
-        let bytes: Vec<u8> = (100..140).collect();
-        // Before the first request it is not known where the peer is.
-        assert!(!fan.senders[0].try_write_imm_inline(target.at(0), 1, head, &[]));
-        fan.post_recv(0, 1).unwrap();
-        fan.send(0, 1);
-        assert_eq!(fan.next().imm, Some(1));
-        for len in 0..=40usize {
-            let (at, imm) = (64 * (len % 8) + len, 1000 + len as u32);
-            let before = fan.target.load::<128>(at & !63).unwrap();
-            // Without a receive, and too long for an entry.
-            assert!(!fan.senders[0].try_write_imm_inline(target.at(at as u64), imm, head, &bytes[..len]));
-            fan.post_recv(0, 7).unwrap();
-            let is_done = fan.senders[0].try_write_imm_inline(target.at(at as u64), imm, head, &bytes[..len]);
-            assert_eq!(is_done, len <= 32);
-            if !is_done {
-                assert_eq!(fan.target.load::<128>(at & !63).unwrap(), before);
-                fan.send(0, imm);
-                assert_eq!(fan.next().imm, Some(imm));
-                continue;
-            }
-            let mut message = head.map(u64::to_ne_bytes).as_flattened().to_vec();
-            message.extend(&bytes[..len]);
-            let mut written = vec![0; message.len()];
-            fan.target.read(at, &mut written).unwrap();
-            assert_eq!(written, message);
-            let received = fan.next();
-            assert_eq!(received.inline_data(), Some(message.as_slice()));
-            let expected = (7, Some(imm), Opcode::RecvWriteImm, Status::Success, 16 + len as u32);
-            let Completion { wr_id, imm, opcode, status, byte_len, .. } = received;
-            assert_eq!((wr_id, imm, opcode, status, byte_len), expected);
-        }
-        fan.assert_empty();
-        // Memory that is not there, that ends too early, or that may not be written.
-        fan.post_recv(0, 9).unwrap();
-        let outside = RemoteAddr { rkey: target.at(0).rkey ^ 1, ..target.at(0) };
-        let read_only = fan.far_pd.allocate(64, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
-        for to in [outside, target.at(4096 - 40), read_only.remote().at(0)] {
-            assert!(!fan.senders[0].try_write_imm_inline(to, 5, head, &bytes[..32]));
-        }
-        fan.assert_empty();
-        assert_eq!(fan.senders[0].state(), QpState::ReadyToSend);
-        // A connection that has ended.
-        fan.receivers[0].reset().unwrap();
-        assert!(!fan.senders[0].try_write_imm_inline(target.at(0), 6, head, &bytes[..32]));
-        fan.assert_empty();
-        // The other connection goes on.
-        fan.post_recv(1, 3).unwrap();
-        fan.send(1, 77);
-        assert_eq!(fan.next().imm, Some(77));
     }
 }
 
@@ -393,7 +323,7 @@ fn queue_pair_that_fails_while_it_connects_is_closed() {
 }
 
 /// A lane that is never empty keeps nothing else waiting: neither a completion behind a producer of the ring that does not move, nor the
-/// flush of another connection. By polls and at a glance.
+/// flush of another connection.
 #[test]
 fn lane_that_is_never_empty_holds_up_neither_the_ring_nor_a_flush() {
     let mut fan = Fan::new(2, false);
@@ -413,10 +343,7 @@ fn lane_that_is_never_empty_holds_up_neither_the_ring_nor_a_flush() {
     let (begun, mut seen) = (Instant::now(), Vec::new());
     while seen.len() < 2 {
         while fan.post_recv(0, 5).is_ok() {
-            let target = fan.target.remote().at(0);
-            if !fan.senders[0].try_write_imm_inline(target, 5, [0; 2], &[]) {
-                fan.send(0, 5);
-            }
+            fan.send(0, 5);
         }
         let Some(completion) = fan.look() else { continue };
         if completion.qp_num != fan.receivers[0].qp_num() {

@@ -253,27 +253,6 @@ impl Link {
         }
     }
 
-    /// Copies into memory that the peer registered in place, if one system call is the way to do that and copies all of it. Otherwise it
-    /// returns false, and some bytes may be copied.
-    ///
-    /// # Safety
-    ///
-    /// `local..local + len` is valid for reads.
-    #[inline(always)]
-    pub(super) unsafe fn try_write_in_place(&self, addr: u64, local: *mut u8, len: usize) -> bool {
-        let Some(pid) = self.pid else { return false };
-        // The check before, as in `copy_in_place`. The check after is for bytes that were read: that this one finds the process ended after
-        // it was written to is the same as that it ends a moment later.
-        if len >= MIN_SHARED || self.use_proxy.load(Relaxed) || self.has_ended() {
-            return false;
-        }
-        let here = libc::iovec { iov_base: local.cast(), iov_len: len };
-        let there = libc::iovec { iov_base: pointer(addr).cast(), iov_len: len };
-        // SAFETY: `here` describes memory that the caller promised to be valid; the kernel checks `there`.
-        let moved = unsafe { libc::process_vm_writev(pid.as_raw_nonzero().get(), &here, 1, &there, 1, 0) };
-        moved as usize == len
-    }
-
     /// Copies between local memory and memory that the peer registered in place.
     ///
     /// # Safety

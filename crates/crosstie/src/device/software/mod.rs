@@ -38,15 +38,16 @@
 //! | `layout.rs` | layout of a segment |
 //! | `state.rs`, `setup.rs` | the device's tables; opening it, protection domains, regions |
 //! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
-//! | `datapath.rs`, `write_at_once.rs`, `peer_qp.rs`, `peer_memory.rs`, `peer_mapping.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
+//! | `datapath.rs`, `at_hand.rs`, `peer_qp.rs`, `peer_memory.rs`, `peer_mapping.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
 //! | `recv.rs`, `shared_recv.rs` | receive queues: of one queue pair, and shared ones |
 //! | `lane.rs`, `cq_ring.rs` | completion lanes and completion rings |
-//! | `cq.rs`, `cq_lanes.rs`, `quick_poll.rs` | completion queues: polling them, their lanes, and short ways |
+//! | `cq.rs`, `cq_lanes.rs` | completion queues: polling them, and their lanes |
 //! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
 //! | `deferred.rs`, `progress.rs` | requests that have to wait, and the threads that retry them |
 //! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
 //! | `quiescence.rs`, `peer_lines.rs`, `removal.rs` | who may still touch an object that goes away, and what is freed later |
 
+mod at_hand;
 mod control;
 mod copy_helpers;
 mod copy_job;
@@ -80,7 +81,6 @@ mod peer_memory;
 mod peer_qp;
 mod progress;
 mod qp;
-mod quick_poll;
 mod quiescence;
 mod rc;
 mod recv;
@@ -93,7 +93,6 @@ mod setup;
 mod shared_recv;
 mod srq;
 mod state;
-mod write_at_once;
 
 pub use cq::Cq;
 pub(crate) use cq::CqParker;

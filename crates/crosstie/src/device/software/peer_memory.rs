@@ -147,23 +147,13 @@ impl PeerMemory<'_> {
     /// Writes a request's data to `to`.
     #[inline(always)]
     pub(super) fn write(&self, to: RemotePtr, data: &Data<'_>) -> Result<(), ExecuteError> {
-        match data {
-            Data::Inline(bytes) => {
-                // SAFETY: the slice is readable; `to` was checked for the whole message.
-                unsafe { self.copy_to(to, bytes.as_ptr(), bytes.len()) }.map_err(ExecuteError::both_ends)
-            }
-            Data::Regions(sges) => {
-                let mut offset = 0;
-                for sge in *sges {
-                    let from = pointer(sge.addr);
-                    // SAFETY: the entry is inside a live region; `to` was checked for the whole message.
-                    unsafe { self.copy_to(to.at(offset), from, sge.len as usize) }
-                        .map_err(ExecuteError::both_ends)?;
-                    offset += sge.len as usize;
-                }
-                Ok(())
-            }
-        }
+        let mut offset = 0;
+        try_for_each_piece(data, |from, len| {
+            // SAFETY: the piece is readable; `to` was checked for the whole message.
+            unsafe { self.copy_to(to.at(offset), from, len) }.map_err(ExecuteError::both_ends)?;
+            offset += len;
+            Ok(())
+        })
     }
 
     /// Reads from `from` into the memory that a request names.
@@ -218,10 +208,23 @@ impl PeerMemory<'_> {
             Ok(())
         };
         write(head.as_ptr(), head.len())?;
-        match data {
-            Data::Inline(bytes) => write(bytes.as_ptr(), bytes.len()),
-            Data::Regions(sges) => sges.iter().try_for_each(|sge| write(pointer(sge.addr), sge.len as usize)),
+        try_for_each_piece(data, write)
+    }
+}
+
+/// Calls `each` with the pieces of a request's data, in order, until it fails. They are readable: slices, and ranges of live regions.
+#[inline(always)]
+pub(super) fn try_for_each_piece<E>(
+    data: &Data<'_>,
+    mut each: impl FnMut(*const u8, usize) -> Result<(), E>,
+) -> Result<(), E> {
+    match data {
+        Data::Inline(bytes) => each(bytes.as_ptr(), bytes.len()),
+        Data::InlineHead { head, bytes } => {
+            each(head.as_ptr().cast(), size_of_val(head))?;
+            each(bytes.as_ptr(), bytes.len())
         }
+        Data::Regions(sges) => sges.iter().try_for_each(|sge| each(pointer(sge.addr), sge.len as usize)),
     }
 }
 
@@ -247,11 +250,11 @@ impl LastTarget {
         LastTarget { key: 0, entry: link.regions.ring(0), addr: u64::MAX, len: 0, at: core::ptr::null_mut() }
     }
 
-    /// Where `to..to + len` is mapped, if it is inside of this region. Valid while the caller is inside the operation.
+    /// Where `to..to + len` is mapped, if it is inside of this region, where a WRITE is allowed. Valid while the caller is inside the operation.
     ///
     /// # Safety
     ///
-    /// The link, of [`none`](LastTarget::none) and of every [`look_up`](LastTarget::look_up), still exists.
+    /// The link, of [`none`](LastTarget::none) and of every [`remember`](LastTarget::remember), still exists.
     #[inline(always)]
     pub(super) unsafe fn find(&self, to: RemoteAddr, len: u32) -> Option<*mut u8> {
         // SAFETY: an entry of the link's table, which the link keeps mapped.
@@ -269,31 +272,24 @@ impl LastTarget {
         Some(self.at.wrapping_add(offset as usize))
     }
 
-    /// Looks up `to..to + len` for a WRITE of at least one byte through a queue pair with this access, and remembers its region. `None` if
-    /// that is not allowed, or not possible at once.
+    /// Remembers the region of `to`, where a request has just been allowed to write, if it is mapped and short enough to be checked whole.
+    #[inline]
+    pub(super) fn remember(&mut self, memory: &PeerMemory<'_>, to: RemoteAddr) {
+        if self.key != to.rkey || to.addr.wrapping_sub(self.addr) >= self.len {
+            self.look_up(memory, to);
+        }
+    }
+
     #[cold]
-    pub(super) fn look_up(
-        &mut self,
-        memory: &PeerMemory<'_>,
-        qp_access: Access,
-        to: RemoteAddr,
-        len: u32,
-    ) -> Option<*mut u8> {
-        if len == 0 || !qp_access.contains(Access::REMOTE_WRITE) {
-            return None;
-        }
-        let Some(RemotePtr::Mapped(at)) = memory.look_up(to.rkey, to.addr, len, Access::REMOTE_WRITE) else {
-            return None;
-        };
+    fn look_up(&mut self, memory: &PeerMemory<'_>, to: RemoteAddr) {
         let entry = &memory.link.regions[RegionKey::from_bits(to.rkey).index() as usize];
-        let (addr, size) = (entry.addr.load(Relaxed), entry.len.load(Relaxed));
-        // Only if all of it is what it was a moment ago, when `look_up` checked a part of it.
-        if let Some(size) = u32::try_from(size).ok()
-            && let Some(RemotePtr::Mapped(first)) = memory.look_up(to.rkey, addr, size, Access::REMOTE_WRITE)
+        let (addr, len) = (entry.addr.load(Relaxed), entry.len.load(Relaxed));
+        // All of it is checked now, so that it need not be checked for each message.
+        if let Some(checked) = u32::try_from(len).ok().filter(|len| *len > 0)
+            && let Some(RemotePtr::Mapped(at)) = memory.look_up(to.rkey, addr, checked, Access::REMOTE_WRITE)
         {
-            *self = LastTarget { key: to.rkey, entry, addr, len: size.into(), at: first };
+            *self = LastTarget { key: to.rkey, entry, addr, len, at };
         }
-        Some(at)
     }
 }
 

@@ -23,7 +23,6 @@ use super::setup::Pd;
 use super::shared_recv::SharedRecvQueue;
 use super::state::{DeviceShared, check_limit, locked};
 use super::{Cq, Srq};
-use crate::device::InlineData;
 use crate::device::{Completion, DeviceError, Event, Opcode, QpConfig, QpState, Status};
 use crate::memory::segment::SharedRef;
 use crate::ring::reservation;
@@ -219,16 +218,7 @@ impl QpShared {
     #[inline(never)]
     pub(super) fn reject_completion(self: &Arc<Self>, wr_id: u64) -> Completion {
         self.move_to_error();
-        Completion {
-            wr_id,
-            status: Status::BadResponse,
-            opcode: Opcode::Unspecified,
-            byte_len: 0,
-            imm: None,
-            qp_num: self.num,
-            src_qp: 0,
-            data: InlineData::None,
-        }
+        Completion::failed(wr_id, Status::BadResponse, self.num)
     }
 
     pub(super) fn wrong_state(&self, step: &'static str, needs: &'static str) -> DeviceError {

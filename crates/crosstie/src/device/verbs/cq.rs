@@ -18,8 +18,8 @@ use super::setup::{DeviceInner, check_limit, creation_error, nonblocking, readab
 use crate::device::{Completion, CqConfig, CqError, DeviceError};
 use crate::ring::biased_lock::{BiasedLock, OtherGuard};
 
-/// Completions that are taken from the device before the caller gets them. The lock is not held while the caller's code
-/// runs, because that code may destroy a queue pair of this completion queue.
+/// Completions that are taken from the device at a time. The lock is not held while the caller's code runs, because that code may
+/// destroy a queue pair of this completion queue.
 const CHUNK: usize = 16;
 
 /// A completion queue.
@@ -52,51 +52,18 @@ impl Cq {
     }
 
     #[inline]
-    pub(crate) fn poll(&mut self, max: usize, mut each: impl FnMut(&Completion)) -> Result<usize, CqError> {
-        let mut total = 0;
-        while total < max {
-            let mut chunk = [const { MaybeUninit::uninit() }; CHUNK];
-            let room = CHUNK.min(max - total);
-            let n = self.poll_device(&mut chunk[..room])?;
-            for completion in &chunk[..n] {
-                // SAFETY: `poll_device` initialised the first `n`.
-                each(unsafe { completion.assume_init_ref() });
-            }
-            total += n;
-            if n < room {
-                break;
-            }
-        }
-        Ok(total)
-    }
-
-    #[inline]
-    fn poll_device(&mut self, out: &mut [MaybeUninit<Completion>]) -> Result<usize, CqError> {
-        let inner = &*self.inner;
+    pub(crate) fn next(&mut self, to: &mut Completion) -> Result<bool, CqError> {
         // SAFETY: there is one `Cq` per `CqInner`, it is not `Sync`, and the guard is dropped in this function.
-        let mut state = unsafe { inner.lock.lock_as_owner() };
-        let mut n = 0;
-        let mut push = |completion| {
-            out[n].write(completion);
-            n += 1;
-            n < out.len()
-        };
-        if !state.backlog.is_empty() {
-            while let Some(completion) = state.backlog.pop_front() {
-                if !push(completion) {
-                    return Ok(n);
-                }
-            }
+        let mut state = unsafe { self.inner.lock.lock_as_owner() };
+        if state.backlog.is_empty() {
+            self.inner.fill_backlog(&mut state)?;
         }
-        let drained = inner.queue.drain(&mut state, &mut push);
-        match drained {
-            _ if n > 0 => {
-                // An error is reported again by the next poll.
-                Ok(n)
+        match state.backlog.pop_front() {
+            Some(completion) => {
+                *to = completion;
+                Ok(true)
             }
-            Err(error) => Err(error),
-            Ok(()) if inner.overrun.load(Relaxed) => Err(CqError::Overrun),
-            Ok(()) => Ok(0),
+            None => Ok(false),
         }
     }
 
@@ -107,7 +74,7 @@ impl Cq {
                 return Ok(true);
             }
             {
-                // SAFETY: as in `poll_device`. Drivers read the queue's position when they arm it, hence the lock.
+                // SAFETY: as in `next`. Drivers read the queue's position when they arm it, hence the lock.
                 let _state = unsafe { self.inner.lock.lock_as_owner() };
                 // SAFETY: the queue is live.
                 match unsafe { ffi::ibv_req_notify_cq(self.inner.queue.cq(), 0) } {
@@ -132,22 +99,10 @@ impl Cq {
     /// Whether there is something to poll. It moves completions into the backlog, because the device offers no other way to
     /// check.
     fn has_completion(&mut self) -> Result<bool, CqError> {
-        let inner = &*self.inner;
-        // SAFETY: as in `poll_device`.
-        let mut state = unsafe { inner.lock.lock_as_owner() };
+        // SAFETY: as in `next`.
+        let mut state = unsafe { self.inner.lock.lock_as_owner() };
         if state.backlog.is_empty() {
-            let mut found = core::mem::take(&mut state.backlog);
-            let drained = inner.queue.drain(&mut state, &mut |completion| {
-                found.push_back(completion);
-                found.len() < CHUNK
-            });
-            state.backlog = found;
-            if state.backlog.is_empty() {
-                drained?;
-                if inner.overrun.load(Relaxed) {
-                    return Err(CqError::Overrun);
-                }
-            }
+            self.inner.fill_backlog(&mut state)?;
         }
         Ok(!state.backlog.is_empty())
     }
@@ -187,6 +142,23 @@ unsafe impl Sync for CqInner {}
 impl CqInner {
     pub(super) fn raw(&self) -> *mut ffi::ibv_cq {
         self.queue.cq()
+    }
+
+    /// Takes completions from the device into the backlog, which is empty. An error is reported if there is none.
+    #[inline]
+    fn fill_backlog(&self, state: &mut CqState) -> Result<(), CqError> {
+        let mut found = core::mem::take(&mut state.backlog);
+        let drained = self.queue.drain(state, &mut |completion| {
+            found.push_back(completion);
+            found.len() < CHUNK
+        });
+        state.backlog = found;
+        if !state.backlog.is_empty() {
+            // An error is reported again by the next poll.
+            return Ok(());
+        }
+        drained?;
+        if self.overrun.load(Relaxed) { Err(CqError::Overrun) } else { Ok(()) }
     }
 }
 
@@ -230,18 +202,14 @@ impl CqState {
     /// Translates a completion of the device. `None` for queue pairs that were destroyed.
     #[inline]
     fn translate(&self, raw: &RawCompletion) -> Option<Completion> {
-        use crate::device::InlineData;
         use crate::device::{Opcode, Status};
         let receive = raw.opcode & ffi::ibv_wc_opcode::IBV_WC_RECV != 0;
         let mut completion = Completion {
             wr_id: raw.wr_id,
-            status: Status::Success,
-            opcode: Opcode::Unspecified,
             byte_len: raw.byte_len,
-            imm: None,
             qp_num: raw.qp_num,
             src_qp: raw.src_qp,
-            data: InlineData::None,
+            ..Completion::default()
         };
         if raw.status != ffi::ibv_wc_status::IBV_WC_SUCCESS {
             // Only `wr_id`, `qp_num` and the status are defined. The tag shows whether it was a send request.

@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::Arc;
 
 use rdma_mummy_sys as ffi;
+use zerocopy::IntoBytes;
 
 use super::connect::{FailHandle, QpInner, Transport};
 use super::cq::Cq;
@@ -14,8 +15,8 @@ use super::send_ring::SendRing;
 use super::setup::{AhInner, MAX_SGE, PdInner, Srq};
 use crate::device::pd::AhProvider;
 use crate::device::{
-    Access, ConnectConfig, Data, DeviceError, PostError, QpAddress, QpConfig, QpState, RecvWr, SendOp,
-    SendWr, Sge,
+    Access, ConnectConfig, Data, DeviceError, PostError, Posted, QpAddress, QpConfig, QpState, RecvWr,
+    SendOp, SendWr, Sge, Signal,
 };
 
 /// The calls that post send requests.
@@ -101,21 +102,22 @@ impl Sender {
             return Err(PostError::WrongState(state));
         }
         let fetches = matches!(wr.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
-        let len = match wr.data {
-            Data::Inline(_) if fetches => {
+        let len = wr.data.len();
+        match wr.data {
+            Data::Regions(sges) if sges.len() > self.max_send_sge => {
+                return Err(PostError::TooManySges { count: sges.len(), max: self.max_send_sge });
+            }
+            Data::Regions(_) => {}
+            _ if fetches => {
                 return Err(PostError::Invalid(
                     "READ and atomics return data: give a region, not inline data",
                 ));
             }
-            Data::Inline(bytes) if bytes.len() > self.max_inline => {
-                return Err(PostError::InlineTooLong { len: bytes.len(), max: self.max_inline });
+            _ if len > self.max_inline as u64 => {
+                return Err(PostError::InlineTooLong { len: len as usize, max: self.max_inline });
             }
-            Data::Inline(bytes) => bytes.len() as u64,
-            Data::Regions(sges) if sges.len() > self.max_send_sge => {
-                return Err(PostError::TooManySges { count: sges.len(), max: self.max_send_sge });
-            }
-            Data::Regions(sges) => sges.iter().map(|s| u64::from(s.len)).sum(),
-        };
+            _ => {}
+        }
         if len > self.max_message {
             return Err(PostError::TooLong(len));
         }
@@ -131,10 +133,11 @@ impl Sender {
     }
 
     #[inline]
-    fn post(&mut self, wr: &SendWr<'_>, to: Option<(&AhInner, u32, u32)>) -> Result<(), PostError> {
+    fn post(&mut self, wr: &SendWr<'_>, to: Option<(&AhInner, u32, u32)>) -> Result<Posted, PostError> {
         self.abort_batch();
         self.append(wr, to)?;
-        self.submit()
+        self.submit()?;
+        Ok(Posted::Queued)
     }
 
     /// Appends a request to the open batch; opens a batch if necessary.
@@ -201,9 +204,9 @@ impl Sender {
         if self.ring.state() == QpState::Reset {
             return Err(PostError::WrongState(QpState::Reset));
         }
-        with_receive(wr, self.max_recv_sge, |raw, bad| {
-            // SAFETY: the queue pair is live; `raw` and its list live through the call.
-            unsafe { ffi::ibv_post_recv(self.qp, raw, bad) }
+        post_receives(wr, 1, self.max_recv_sge, |list, bad| {
+            // SAFETY: the queue pair is live; the list lives through the call.
+            unsafe { ffi::ibv_post_recv(self.qp, list, bad) }
         })?;
         if self.ring.state() == QpState::Error {
             self.ring.flush();
@@ -284,12 +287,12 @@ impl RcQp {
     }
 
     #[inline]
-    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         self.sender.post(wr, None)
     }
 
     /// The device checks the keys of the regions anyway.
-    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         self.post(wr)
     }
 
@@ -299,8 +302,9 @@ impl RcQp {
     }
 
     #[inline]
-    pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.sender.append(wr, None)
+    pub(crate) fn batch_post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
+        self.sender.append(wr, None)?;
+        Ok(Posted::Queued)
     }
 
     #[inline]
@@ -362,7 +366,7 @@ impl UdQp {
         qp_num: u32,
         qkey: u32,
         wr: &SendWr<'_>,
-    ) -> Result<(), PostError> {
+    ) -> Result<Posted, PostError> {
         let AhProvider::Verbs(ah) = &to.provider else {
             return Err(PostError::Invalid("the address handle belongs to another device"));
         };
@@ -379,7 +383,7 @@ impl UdQp {
         if !held.as_ref().is_some_and(|h| Arc::ptr_eq(h, &ah.inner)) {
             *held = Some(ah.inner.clone());
         }
-        Ok(())
+        Ok(Posted::Queued)
     }
 
     #[inline]
@@ -394,7 +398,7 @@ fn first_psn() -> Result<u32, DeviceError> {
 
 fn flags(wr: &SendWr<'_>) -> u32 {
     let mut flags = 0;
-    if wr.signaled {
+    if wr.signal != Signal::OnFailure {
         flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
     }
     if wr.fence {
@@ -429,32 +433,64 @@ impl SgeList {
         list
     }
 
+    /// Entries for bytes that are copied while they are posted.
+    fn inline(pieces: &[&[u8]]) -> SgeList {
+        let mut list = SgeList::new(&[]);
+        for (to, bytes) in list.sges.iter_mut().zip(pieces) {
+            let addr = bytes.as_ptr().expose_provenance() as u64;
+            to.write(ffi::ibv_sge { addr, length: bytes.len() as u32, lkey: 0 });
+        }
+        list.len = pieces.len();
+        list
+    }
+
     fn as_mut_ptr(&mut self) -> *mut ffi::ibv_sge {
         self.sges.as_mut_ptr().cast()
     }
 }
 
-/// Builds a receive for `post`, which returns 0 or an error number.
+/// The most receives that are posted with one call.
+const RECEIVE_LIST: usize = 64;
+
+/// Posts `count` receives like this one, as lists, with `post`, which returns 0 or an error number and the first receive that was not
+/// posted. Returns how many were posted; an error says why there is not even one.
 #[inline]
-pub(super) fn with_receive(
+pub(super) fn post_receives(
     wr: &RecvWr<'_>,
+    count: u32,
     max_sge: usize,
-    post: impl FnOnce(*mut ffi::ibv_recv_wr, *mut *mut ffi::ibv_recv_wr) -> i32,
-) -> Result<(), PostError> {
+    mut post: impl FnMut(*mut ffi::ibv_recv_wr, *mut *mut ffi::ibv_recv_wr) -> i32,
+) -> Result<u32, PostError> {
     if wr.sges.len() > max_sge {
         return Err(PostError::TooManySges { count: wr.sges.len(), max: max_sge });
     }
-    let mut list = SgeList::new(wr.sges);
-    let mut raw = ffi::ibv_recv_wr {
-        wr_id: wr.wr_id,
-        next: ptr::null_mut(),
-        num_sge: list.len as i32,
-        sg_list: list.as_mut_ptr(),
-    };
-    match post(&mut raw, &mut ptr::null_mut()) {
-        0 => Ok(()),
-        code => Err(refusal(code)),
+    let mut sges = SgeList::new(wr.sges);
+    let mut list = [const { MaybeUninit::<ffi::ibv_recv_wr>::uninit() }; RECEIVE_LIST];
+    let first: *mut ffi::ibv_recv_wr = list.as_mut_ptr().cast();
+    let mut posted = 0;
+    while posted < count {
+        let len = RECEIVE_LIST.min((count - posted) as usize);
+        for (at, entry) in list[..len].iter_mut().enumerate() {
+            let next = if at + 1 < len { first.wrapping_add(at + 1) } else { ptr::null_mut() };
+            entry.write(ffi::ibv_recv_wr {
+                wr_id: wr.wr_id,
+                next,
+                num_sge: sges.len as i32,
+                sg_list: sges.as_mut_ptr(),
+            });
+        }
+        let mut bad = ptr::null_mut();
+        let code = post(first, &mut bad);
+        if code == 0 {
+            posted += len as u32;
+            continue;
+        }
+        // Those in front of the one that was refused are posted.
+        let in_front = (0..len).position(|at| first.wrapping_add(at) == bad).unwrap_or(0);
+        posted += in_front as u32;
+        return if posted > 0 { Ok(posted) } else { Err(refusal(code)) };
     }
+    Ok(posted)
 }
 
 /// Writes a request into the open batch of `qp`.
@@ -474,7 +510,7 @@ unsafe fn write(
     unsafe {
         (*qp).wr_id = tag;
         (*qp).wr_flags = flags(wr);
-        if soft_roce && matches!(wr.data, Data::Inline(_)) {
+        if soft_roce && !matches!(wr.data, Data::Regions(_)) {
             (*qp).wr_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
         }
         match wr.op {
@@ -497,6 +533,18 @@ unsafe fn write(
                 ffi::ibv_wr_set_inline_data(qp, bytes.as_ptr().cast_mut().cast(), bytes.len());
             }
             Data::Inline(_) => ffi::ibv_wr_set_sge_list(qp, 0, ptr::null()),
+            // In one piece: Soft-RoCE's driver writes all pieces of a list to the same place.
+            Data::InlineHead { head, bytes } if soft_roce => {
+                let message = [head.as_bytes(), bytes].concat();
+                ffi::ibv_wr_set_inline_data(qp, message.as_ptr().cast_mut().cast(), message.len());
+            }
+            Data::InlineHead { head, bytes } => {
+                let pieces = [head.as_bytes(), bytes].map(|piece| ffi::ibv_data_buf {
+                    addr: piece.as_ptr().cast_mut().cast(),
+                    length: piece.len(),
+                });
+                ffi::ibv_wr_set_inline_data_list(qp, pieces.len(), pieces.as_ptr());
+            }
             Data::Regions([s]) => ffi::ibv_wr_set_sge(qp, s.lkey, s.addr, s.len),
             Data::Regions(sges) => {
                 let mut list = SgeList::new(sges);
@@ -549,20 +597,14 @@ unsafe fn post_plain(
     if let Some((ah, remote_qpn, remote_qkey)) = to {
         raw.wr.ud = ffi::ud_t { ah: ah.ah, remote_qpn, remote_qkey };
     }
-    let mut list = match wr.data {
-        Data::Inline(bytes) => {
-            let mut list = SgeList::new(&[]);
-            raw.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
-            list.sges[0].write(ffi::ibv_sge {
-                addr: bytes.as_ptr().expose_provenance() as u64,
-                length: bytes.len() as u32,
-                lkey: 0,
-            });
-            list.len = 1;
-            list
-        }
+    let mut list = match &wr.data {
+        Data::Inline(bytes) => SgeList::inline(&[bytes]),
+        Data::InlineHead { head, bytes } => SgeList::inline(&[head.as_bytes(), bytes]),
         Data::Regions(sges) => SgeList::new(sges),
     };
+    if !matches!(wr.data, Data::Regions(_)) {
+        raw.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+    }
     raw.num_sge = list.len as i32;
     raw.sg_list = list.as_mut_ptr();
     // SAFETY: the caller's promise; `raw`, the list and inline bytes live through the call.

@@ -394,9 +394,13 @@ unsafe impl Send for Srq {}
 impl Srq {
     #[inline]
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        super::datapath::with_receive(wr, self.max_sge, |raw, bad| {
-            // SAFETY: the queue lives in `inner`; `raw` and its list live through the call.
-            unsafe { ffi::ibv_post_srq_recv(self.srq, raw, bad) }
+        self.post_recvs(wr, 1).map(|_| ())
+    }
+
+    pub(crate) fn post_recvs(&mut self, wr: &RecvWr<'_>, count: u32) -> Result<u32, PostError> {
+        super::datapath::post_receives(wr, count, self.max_sge, |list, bad| {
+            // SAFETY: the queue lives in `inner`; the list lives through the call.
+            unsafe { ffi::ibv_post_srq_recv(self.srq, list, bad) }
         })
     }
 }

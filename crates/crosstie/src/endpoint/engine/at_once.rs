@@ -17,7 +17,7 @@ use super::super::operation::{Kind, Operation, Table};
 use super::link::Link;
 use super::transfer::SlotWork;
 use super::{Engine, Shared, Started};
-use crate::device::{Data, PostError, RemoteAddr, SendOp, SendWr};
+use crate::device::{self, Data, PostError, RemoteAddr, SendOp, SendWr};
 
 /// What became of an operation.
 pub(in crate::endpoint) enum AtOnce {
@@ -134,16 +134,16 @@ impl Link {
         let position = channel.sends.next_position();
         let wr_id = WrId { kind: work_kind, qp: number as u8, slot, position }.encode();
         let sges = [sge];
-        let result = channel.qp.post_or_execute(&SendWr::new(wr_id, op, Data::Regions(&sges)).signaled());
+        let result = channel.qp.post(&SendWr::new(wr_id, op, Data::Regions(&sges)).signaled_if_queued());
         if !is_send {
             self.next_channel = number + 1;
         }
         match (&result, kind) {
-            (Ok(true), _) => {
+            (Ok(device::Posted::Done), _) => {
                 self.slots.skip();
                 return AtOnce::Completed;
             }
-            (Ok(false), _) => channel.signaling.count_post(true),
+            (Ok(device::Posted::Queued), _) => channel.signaling.count_post(true),
             (Err(_), Kind::WriteImm(_)) => self.imm_sender.take_back(),
             (Err(_), _) => {}
         }

@@ -38,7 +38,7 @@ use super::transfer::{STREAMING_LEN, SlotWork};
 use super::unclaimed::Unclaimed;
 use crate::device::{
     Access, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig, QpState,
-    RcQp, RecvWr, RemoteAddr, SendOp, SendWr, Status,
+    RcQp, RecvWr, RemoteAddr, SendOp, SendWr, Signal, Status,
 };
 
 /// Completions that are taken at once.
@@ -79,14 +79,14 @@ impl Channel {
     /// [`post`](Channel::post), where the request is made in place: it is long.
     #[inline(always)]
     fn post_inlined(&mut self, index: usize, wr: SendWr<'_>, mut posted: Posted) -> Result<(), PostError> {
-        posted.signaled = wr.signaled || self.signaling.is_due();
+        posted.signaled = wr.signal != Signal::OnFailure || self.signaling.is_due();
         let wr_id = WrId {
             kind: posted.kind,
             qp: index as u8,
             slot: posted.slot,
             position: self.sends.next_position(),
         };
-        self.qp.post(&SendWr { wr_id: wr_id.encode(), signaled: posted.signaled, ..wr })?;
+        self.qp.post(&SendWr { wr_id: wr_id.encode(), signal: posted.signaled.into(), ..wr })?;
         self.signaling.count_post(posted.signaled);
         self.sends.push(posted);
         Ok(())

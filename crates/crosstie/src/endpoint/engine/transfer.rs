@@ -578,7 +578,7 @@ impl Poster<'_> {
                 &all[..pieces.len()]
             };
             let mut wr = SendWr::new(0, op, Data::Regions(sges));
-            (wr.signaled, wr.streaming) = (ends_chunk, is_streaming);
+            (wr.signal, wr.streaming) = (ends_chunk.into(), is_streaming);
             let result = self.channels[*channel].post(*channel, wr, posted);
             if let Err(outcome) = self.check(result) {
                 if matches!(op, SendOp::WriteImm(..)) {

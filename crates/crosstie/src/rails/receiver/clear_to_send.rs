@@ -4,7 +4,7 @@ use crosstie_protocol::rails::{CTS_LEN, ClearToSend, leader};
 
 use super::super::endpoint::{CLEAR_TO_SEND, Endpoint, POST_RETRIES};
 use super::RecvCore;
-use crate::device::{Data, PostError, SendOp, SendWr};
+use crate::device::{Data, PostError, Posted, SendOp, SendWr, Signal};
 
 impl RecvCore {
     /// The rail for the clear-to-send of a slot: that of the slot, if messages arrive on it; so a rail that carries no bytes
@@ -23,9 +23,6 @@ impl RecvCore {
     /// Tells the sender about a request.
     pub(super) fn send_clear(&mut self, number: u64) {
         let slot = number as usize & (self.agreed.slots - 1);
-        if self.agreed.rails == 1 && self.requests[slot].count == 1 && self.write_clear(number, slot) {
-            return;
-        }
         while let Some(rail) = self.clear_rail(slot) {
             let request = &self.requests[slot];
             let state = &mut self.rails[rail];
@@ -37,8 +34,13 @@ impl RecvCore {
                 &self.buffers[slot].wanted[..count]
             };
             let posted = post_clear(endpoint, number, wanted, slot, self.agreed.max_group);
-            if let Ok(retries) = posted {
-                state.is_unconfirmed = true;
+            if let Ok((posted, retries)) = posted {
+                if posted == Posted::Done {
+                    // It has arrived, and so have all earlier ones.
+                    state.confirm_clears();
+                } else {
+                    state.is_unconfirmed = true;
+                }
                 state.last_clear = number;
                 self.requests[slot].clear_rail = rail as u8;
                 let cells = &self.counters.rails[rail];
@@ -51,25 +53,6 @@ impl RecvCore {
             self.report_rail(rail);
         }
         self.has_unsent = true;
-    }
-
-    /// Tells the sender about a request with one buffer over the only rail, if the device can do that at once. Then it has arrived, and so
-    /// have all earlier ones.
-    #[inline(always)]
-    pub(super) fn write_clear(&mut self, number: u64, slot: usize) -> bool {
-        let request = &mut self.requests[slot];
-        let state = &mut self.rails[0];
-        let Some(endpoint) = state.endpoint.as_deref_mut() else { return false };
-        let to = endpoint.peer.at((slot * self.agreed.max_group * CTS_LEN) as u64);
-        if self.up == 0 || !endpoint.qps[0].try_write_line(to, &request.single().encode(number)) {
-            return false;
-        }
-        request.clear_rail = 0;
-        if state.is_unconfirmed {
-            state.confirm_clears();
-        }
-        self.counters.rails[0].work_requests.add(1);
-        true
     }
 
     /// Sends the clear-to-sends again of all requests that the sender may not know.
@@ -93,7 +76,7 @@ fn post_clear(
     wanted: &[ClearToSend],
     slot: usize,
     max_group: usize,
-) -> Result<u64, PostError> {
+) -> Result<(Posted, u64), PostError> {
     let at = slot * max_group * CTS_LEN;
     let op = SendOp::Write(endpoint.peer.at(at as u64));
     let mut first = [0; CTS_LEN];
@@ -110,9 +93,10 @@ fn post_clear(
     }
     let len = wanted.len() * CTS_LEN;
     let mut retries = 0;
-    let signaled = endpoint.signaling.is_due();
+    let is_due = endpoint.signaling.is_due();
+    let signal = if is_due { Signal::IfQueued } else { Signal::OnFailure };
     loop {
-        let request_of = |data| SendWr { signaled, ..SendWr::new(CLEAR_TO_SEND, op, data) };
+        let request_of = |data| SendWr { signal, ..SendWr::new(CLEAR_TO_SEND, op, data) };
         let posted = if wanted.len() == 1 {
             endpoint.qps[0].post(&request_of(Data::Inline(&first)))
         } else {
@@ -121,9 +105,11 @@ fn post_clear(
             endpoint.qps[0].post(&request_of(Data::Regions(&[source])))
         };
         match posted {
-            Ok(()) => {
-                endpoint.signaling.count_post(signaled);
-                return Ok(retries);
+            Ok(posted) => {
+                if posted == Posted::Queued {
+                    endpoint.signaling.count_post(is_due);
+                }
+                return Ok((posted, retries));
             }
             Err(PostError::Full) if retries < POST_RETRIES => retries += 1,
             Err(error) => return Err(error),

@@ -337,7 +337,7 @@ impl RecvCore {
         for rail in 0..self.agreed.rails {
             // A poll that finds nothing costs more than the look. Some of them are needed: they notice errors of the queue, and find
             // what is not a receive, for which nobody waits.
-            if is_due || self.rails[rail].endpoint.as_ref().is_some_and(|e| e.cq.may_have_receives()) {
+            if is_due || self.rails[rail].endpoint.as_mut().is_some_and(|e| e.cq.is_ready()) {
                 has_consumed |= self.poll_rail(rail);
             }
         }
@@ -396,6 +396,7 @@ impl RecvCore {
 
     /// Handles a completion of the only rail. False if the rail failed.
     #[cold]
+    #[allow(dead_code)]
     fn handle_one(&mut self, completion: &Completion) -> bool {
         let Some(mut endpoint) = self.rails[0].endpoint.take() else { return false };
         let mut consumed = 0;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use super::super::memory::Memory;
 use super::{RecvCore, RecvRequest};
-use crate::device::{Completion, Opcode};
 
 /// What became of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,9 +59,7 @@ impl RecvCore {
         (request.count, request.mask, request.clear_rail, request.size) = (1, 0, 0, 0);
         (request.is_taken, request.is_done, request.has_record) = (false, false, false);
         request.uses_held = true;
-        if !self.write_clear(number, slot) {
-            self.send_clear(number);
-        }
+        self.send_clear(number);
         Some(RecvRequest(number))
     }
 
@@ -82,67 +79,10 @@ impl RecvCore {
             return Tested::Other;
         }
         if !state.is_done {
-            if self.mailbox.has_mail()
-                || self.agreed.rails != 1
-                || !self.fences.is_empty()
-                || self.peer_closed.is_some()
-                || self.clock.is_due()
-                || !self.poll_single()
-            {
-                return Tested::Other;
-            }
-            if !self.requests[slot].is_done {
-                return Tested::Pending;
-            }
+            return Tested::Other;
         }
         let state = &mut self.requests[slot];
         state.is_taken = true;
         Tested::Done(state.size)
-    }
-
-    /// Polls one completion of the only rail. False if that is not the way to do it, or if the rail failed.
-    #[inline(always)]
-    fn poll_single(&mut self) -> bool {
-        let RecvCore { protocol, requests, counters, rails, held_by, .. } = self;
-        let rail = &mut rails[0];
-        let Some(endpoint) = rail.endpoint.as_deref_mut() else { return false };
-        let mut other = None;
-        let polled = endpoint.cq.poll_only_receives(|completion: &Completion| {
-            let arrived = completion.imm.filter(|_| completion.status.is_success());
-            let arrived = arrived.filter(|_| completion.opcode == Opcode::RecvWriteImm);
-            let slot = arrived.and_then(|imm| {
-                // A group has more than its record.
-                let slot = usize::from(imm as u8);
-                requests.get(slot).filter(|request| request.count == 1)?;
-                protocol.arrive_single(imm, completion.byte_len).map(|_| slot)
-            });
-            let Some(slot) = slot else {
-                other = Some(*completion);
-                return;
-            };
-            let request = &mut requests[slot];
-            // The sender had the clear-to-send, and all earlier ones.
-            if rail.is_unconfirmed && rail.last_clear == request.message {
-                (rail.is_unconfirmed, rail.unconfirmed_since, rail.probed_at) = (false, None, None);
-            }
-            (request.mask, request.size, request.is_done) = (1, completion.byte_len as usize, true);
-            if request.uses_held {
-                request.uses_held = false;
-                *held_by -= 1;
-            } else {
-                drop(request.memory.take());
-            }
-            let cells = &counters.rails[0];
-            cells.bytes.add(completion.byte_len.into());
-            cells.direct.add(1);
-        });
-        match (polled, other) {
-            (None, _) => false,
-            (_, Some(completion)) => self.handle_one(&completion),
-            (Some(count), None) => {
-                endpoint.posted = endpoint.posted.saturating_sub(count as u32);
-                true
-            }
-        }
     }
 }

@@ -29,7 +29,6 @@ use super::memory::Memory;
 use crate::device::{Completion, RemoteAddr, clock};
 use crate::wait::PollClock;
 use core::sync::atomic::Ordering::Relaxed;
-use single::Single;
 
 /// A send that was accepted. [`SendConnection::test`](super::SendConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -218,17 +217,6 @@ impl SendCore {
         range: Range<usize>,
         tag: u32,
     ) -> Result<Option<Started>, RequestError> {
-        // A connection that has ended has no rails.
-        if !self.mailbox.has_mail() && self.up != 0 && self.head.is_empty() && self.agreed.rails == 1 {
-            match self.try_send_single(memory, range.clone(), tag) {
-                Single::Done(len) => return Ok(Some(Started::Done(len))),
-                Single::NotReady => {
-                    self.check_time_if_due();
-                    return Ok(None);
-                }
-                Single::NotTaken => {}
-            }
-        }
         self.start_any(memory, range, tag)
     }
 

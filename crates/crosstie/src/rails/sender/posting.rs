@@ -10,7 +10,7 @@ use super::super::counters::RailCells;
 use super::super::endpoint::POST_RETRIES;
 use super::super::error::Cause;
 use super::{SendCore, Target, wr_id};
-use crate::device::{Data, PostError, SendOp, SendWr, Sge};
+use crate::device::{Data, PostError, Posted, SendOp, SendWr, Sge, Signal};
 
 impl SendCore {
     /// Sends the message whose sends are all matched.
@@ -221,13 +221,14 @@ impl SendCore {
         let wr = SendWr::new(id, SendOp::WriteImm(to, imm.bits()), data).signaled();
         let is_done = if imm.attempt > 0 {
             // The borrow of its memory is over.
-            post(cells, || endpoint.qps[qp].post_detached(&wr)).map(|()| false)?
+            post(cells, || endpoint.qps[qp].post_detached(&wr)).map(|_| false)?
         } else if self.agreed.rails > 1 {
             // The parts of a message are executed one after the other; only if all are taken from the queues together do they
             // show the same rate.
-            post(cells, || endpoint.qps[qp].post(&wr)).map(|()| false)?
+            post(cells, || endpoint.qps[qp].post(&wr)).map(|_| false)?
         } else {
-            post(cells, || endpoint.qps[qp].post_or_execute(&wr))?
+            post(cells, || endpoint.qps[qp].post(&SendWr { signal: Signal::IfQueued, ..wr }))
+                .map(|posted| posted == Posted::Done)?
         };
         cells.bytes.add(bytes);
         cells.work_requests.add(1);

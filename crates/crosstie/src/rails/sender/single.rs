@@ -15,65 +15,12 @@ use super::super::head::{Source, read_one};
 use super::super::memory::Memory;
 use super::posting::post;
 use super::{Message, SendCore, SendRequest, Started, Target, wr_id};
-use crate::device::{Data, PostError, RemoteAddr, SendOp, SendWr, clock};
-use crate::memory::prefetch;
-
-/// What came of the short way.
-pub(super) enum Single {
-    /// All bytes have arrived: so many.
-    Done(usize),
-    /// There is no clear-to-send.
-    NotReady,
-    /// It is not the way of this message. Nothing has happened, apart from bytes that may have been written into the receiver's buffer.
-    NotTaken,
-}
+use crate::device::{Data, PostError, Posted, RemoteAddr, SendOp, SendWr, clock};
 
 /// One of so many messages is measured.
 const SAMPLE: u64 = 16;
 
 impl SendCore {
-    /// Sends the next message over the only rail, if the device can execute it at once, and nothing else is to be done.
-    #[inline(always)]
-    pub(super) fn try_send_single(&mut self, memory: &Memory, range: Range<usize>, tag: u32) -> Single {
-        let number = self.protocol.next_message();
-        let slot = number as usize & (self.agreed.slots - 1);
-        let at = slot * self.agreed.max_group * CTS_LEN;
-        let Some(endpoint) = self.rails[0].endpoint.as_deref_mut() else { return Single::NotTaken };
-        let Ok(sequence) = endpoint.memory.load::<8>(at + 48) else { return Single::NotTaken };
-        if u64::from_le_bytes(sequence) != number + 1 {
-            return Single::NotReady;
-        }
-        let Ok((sge, _)) = memory.first_sge(range) else { return Single::NotTaken };
-        if sge.len <= self.agreed.staging {
-            return Single::NotTaken;
-        }
-        let cells = &self.counters.rails[0];
-        prefetch::for_write(&raw const cells.bytes);
-        let Ok(Some(wanted)) = read_one(&endpoint.memory, at, number, 0) else { return Single::NotTaken };
-        if wanted.count != 1
-            || wanted.tag != tag
-            || memory.context != self.context_id
-            || u64::from(sge.len) > wanted.size
-            || self.protocol.outstanding() > 0
-        {
-            return Single::NotTaken;
-        }
-        let to = RemoteAddr { addr: wanted.addrs[0], rkey: wanted.rkeys[0] };
-        let imm = self.protocol.immediate(number, 1, 0, false);
-        let begin = if number.is_multiple_of(SAMPLE) { Some(clock::now()) } else { None };
-        let qp = endpoint.take_qp();
-        if !endpoint.qps[qp].try_write_imm_region(to, imm.bits(), &sge) || self.protocol.count_done().is_err()
-        {
-            return Single::NotTaken;
-        }
-        cells.bytes.add(sge.len.into());
-        cells.direct.add(1);
-        if begin.is_some() || self.rails[0].outstanding > 0 {
-            self.measure_single(begin, sge.len);
-        }
-        Single::Done(sge.len as usize)
-    }
-
     /// The clear-to-send of the next message on the only rail, if it has arrived, is that of a message with one buffer, and has this tag.
     pub(super) fn read_single(&mut self, tag: u32) -> Option<ClearToSend> {
         let number = self.protocol.next_message();
@@ -122,15 +69,15 @@ impl SendCore {
         let sges = [sge];
         let data = if len == 0 { Data::Inline(&[]) } else { Data::Regions(&sges) };
         let id = wr_id(number, 0, 0);
-        let wr = SendWr::new(id, SendOp::WriteImm(to, imm.bits()), data).signaled();
+        let wr = SendWr::new(id, SendOp::WriteImm(to, imm.bits()), data).signaled_if_queued();
         let qp = endpoint.take_qp();
         let cells = &self.counters.rails[0];
         let begin = number.is_multiple_of(SAMPLE).then(clock::now);
-        let posted = post(cells, || endpoint.qps[qp].post_or_execute(&wr));
+        let posted = post(cells, || endpoint.qps[qp].post(&wr));
         if is_staged {
             self.counters.staged.add(1);
         }
-        if let Ok(true) = posted
+        if let Ok(Posted::Done) = posted
             && self.protocol.count_done().is_ok()
         {
             cells.bytes.add(len.into());
@@ -173,7 +120,7 @@ impl SendCore {
         number: u64,
         source: Source,
         target: Target,
-        posted: Result<bool, PostError>,
+        posted: Result<Posted, PostError>,
     ) {
         let slot = number as usize & (self.agreed.slots - 1);
         let len = source.len;

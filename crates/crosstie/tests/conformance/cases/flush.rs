@@ -16,7 +16,7 @@ cases!("flush":
 /// A request that never succeeds.
 fn bad_write(end: &mut TestQp, wr_id: u64, remote: RemoteMemory, signaled: bool) {
     let mut wr = SendWr::new(wr_id, SendOp::Write(remote.at(remote.len)), Data::Inline(&[1; 8]));
-    wr.signaled = signaled;
+    wr.signal = signaled.into();
     end.qp.post(&wr).unwrap();
 }
 

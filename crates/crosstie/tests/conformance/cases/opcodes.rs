@@ -1,6 +1,6 @@
 //! Each operation once, with every field of its completions.
 
-use crosstie::device::{Data, Opcode, RemoteMemory, SendOp, SendWr};
+use crosstie::device::{Data, Opcode, Posted, RemoteMemory, SendOp, SendWr};
 
 use super::cases;
 use crate::participant::{
@@ -10,7 +10,7 @@ use crate::participant::{
 cases!("opcodes":
     send, send_imm, write, write_imm, write_imm_leaves_the_receive_alone, read, compare_swap_that_matches,
     compare_swap_that_does_not_match, fetch_add, fetch_add_wraps, zero_bytes, wr_ids_come_back, immediates_come_back,
-    unsignaled_successes_are_silent, batch, batch_that_stops_in_the_middle, ping_pong,
+    unsignaled_successes_are_silent, inline_with_a_head, batch, batch_that_stops_in_the_middle, ping_pong,
 );
 
 /// SEND: bytes, length, both queue pairs' numbers, and no immediate.
@@ -308,6 +308,44 @@ fn unsignaled_successes_are_silent(side: &mut Participant) {
         assert_eq!(read_word(&region, 0), 40 * 32 - 1);
     }
     side.wait_for_other();
+}
+
+/// Inline data in two pieces arrives as one message, of all lengths, for each operation that sends.
+fn inline_with_a_head(side: &mut Participant) {
+    let mut end = side.connected_qp();
+    let (region, head) = (end.region(256), [0x0807_0605_0403_0201, 0x100f_0e0d_0c0b_0a09]);
+    let remote: RemoteMemory = side.exchange(&region.remote());
+    for len in 0..=64u64 {
+        let bytes = pattern(len as usize, len);
+        let message = [&head.map(u64::to_ne_bytes).concat()[..], &bytes].concat();
+        let op = match len % 3 {
+            0 => SendOp::SendImm(len as u32),
+            // At all places in a cache line.
+            _ => SendOp::WriteImm(remote.at(len), len as u32),
+        };
+        let at = if len % 3 == 0 { 0 } else { len as usize };
+        if side.is_left() {
+            side.wait_for_other();
+            let wr = SendWr::new(len, op, Data::InlineHead { head, bytes: &bytes });
+            if end.qp.post(&wr.signaled_if_queued()).unwrap() == Posted::Queued {
+                end.expect_success(len);
+            }
+            side.wait_for_other();
+        } else {
+            write_bytes(&region, 0, &[0xaa; 256]);
+            end.recv_into(len, &region);
+            side.wait_for_other();
+            let received = end.expect_success(len);
+            assert_eq!((received.imm, received.byte_len), (Some(len as u32), message.len() as u32));
+            assert!(received.inline_data().is_none_or(|data| data == message), "{received:?}");
+            assert_eq!(read_bytes(&region, at, message.len()), message, "length {len}");
+            let outside: Vec<u8> =
+                [read_bytes(&region, 0, at), read_bytes(&region, at + message.len(), 100)].concat();
+            assert_eq!(outside, vec![0xaa; at + 100]);
+            side.wait_for_other();
+        }
+    }
+    assert_no_completion(&mut end.cq);
 }
 
 /// A batch executes its requests in order.

@@ -1,8 +1,8 @@
 //! Posts that are refused, and that a refused post changed nothing.
 
 use crosstie::device::{
-    Access, ConnectConfig, CqConfig, CqError, Data, Event, PostError, QpAddress, QpConfig, QpState, RecvWr,
-    RemoteMemory, SendOp, SendWr, Sge, SrqConfig,
+    Access, ConnectConfig, CqConfig, CqError, Data, Event, PostError, Posted, QpAddress, QpConfig, QpState,
+    RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Sge, SrqConfig,
 };
 
 use super::cases;
@@ -14,7 +14,7 @@ use crate::participant::{
 cases!("posting":
     send_before_ready_to_send, receive_before_init, inline_too_long, too_many_pieces, fetching_into_inline,
     atomic_result_of_wrong_size, receive_on_a_queue_pair_with_a_shared_queue, full_send_queue,
-    unsignaled_requests_keep_their_places, full_receive_queue,
+    unsignaled_requests_keep_their_places, done_has_no_completion, inline_with_a_head_too_long, full_receive_queue,
     full_shared_receive_queue, completion_queue_overrun,
 );
 
@@ -59,6 +59,63 @@ fn inline_too_long(side: &mut Participant) {
     }
     assert_no_completion(&mut end.cq);
     assert_qp_works(side, &mut end);
+}
+
+/// The limit holds for head and bytes together.
+fn inline_with_a_head_too_long(side: &mut Participant) {
+    let qp = QpConfig { max_inline: 32, ..QpConfig::default() };
+    let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
+    let bytes = vec![1; 1 << 16];
+    let post = |end: &mut TestQp, len: usize| {
+        let data = Data::InlineHead { head: [1, 2], bytes: &bytes[..len] };
+        end.qp.post(&SendWr::new(1, SendOp::Send, data).signaled())
+    };
+    let Err(PostError::InlineTooLong { len: 0x1_0010, max }) = post(&mut end, 1 << 16) else {
+        panic!("64 KiB inline")
+    };
+    assert!(matches!(post(&mut end, max - 15), Err(PostError::InlineTooLong { .. })));
+    let read = SendOp::Read(RemoteAddr { addr: 0, rkey: 0 });
+    let fetched = end.qp.post(&SendWr::new(1, read, Data::InlineHead { head: [0; 2], bytes: &[] }));
+    assert!(matches!(fetched, Err(PostError::Invalid(_))), "{fetched:?}");
+    assert_no_completion(&mut end.cq);
+    assert_qp_works(side, &mut end);
+}
+
+/// A request that was executed while it was posted has no completion; one that was queued has one, as its signal says. More requests are
+/// posted than the send queue holds: what is done takes no place.
+fn done_has_no_completion(side: &mut Participant) {
+    let mut end = side.connected_qp();
+    let region = end.region(64);
+    let remote: RemoteMemory = side.exchange(&region.remote());
+    if side.is_left() {
+        for round in 0..300u64 {
+            let bytes = (round + 1).to_ne_bytes();
+            let source = end.region(8);
+            source.write(0, &bytes).unwrap();
+            let sges = [whole_region(&source)];
+            let (op, data) = match round % 4 {
+                0 => (SendOp::Write(remote.at(0)), Data::Inline(&bytes[..])),
+                1 => (SendOp::Write(remote.at(0)), Data::Regions(&sges)),
+                2 => (SendOp::Read(remote.at(8)), Data::Regions(&sges)),
+                _ => (SendOp::FetchAdd { remote: remote.at(16), add: 1 }, Data::Regions(&sges)),
+            };
+            match end.qp.post(&SendWr::new(round, op, data).signaled_if_queued()).unwrap() {
+                Posted::Done => {}
+                Posted::Queued => drop(end.expect_success(round)),
+            }
+            match round % 4 {
+                2 => assert_eq!(read_word(&source, 0), 0, "what was read is there"),
+                3 => assert_eq!(read_word(&source, 0), round / 4, "the former value is there"),
+                _ => {}
+            }
+        }
+        assert_no_completion(&mut end.cq);
+        side.wait_for_other();
+    } else {
+        side.wait_for_other();
+        assert_eq!((read_word(&region, 0), read_word(&region, 16)), (298, 75));
+    }
+    side.wait_for_other();
 }
 
 /// More scatter/gather entries than the queue pair's limit are refused, for sends and receives.
@@ -130,7 +187,10 @@ fn full_send_queue(side: &mut Participant) {
         let refused = loop {
             let posted = end.qp.post(&SendWr::new(accepted, SendOp::Send, Data::Inline(&[])).signaled());
             match posted {
-                Ok(()) => accepted += 1,
+                Ok(posted) => {
+                    assert_eq!(posted, Posted::Queued, "it is signaled");
+                    accepted += 1;
+                }
                 Err(error) => break error,
             }
             assert!(accepted < 1000, "16 were asked for");
@@ -156,9 +216,9 @@ fn full_send_queue(side: &mut Participant) {
     side.wait_for_other();
 }
 
-/// An unsignaled request that was executed keeps its place until the completion of a later request of the same queue pair is there, at the
+/// An unsignaled request that was queued keeps its place until the completion of a later request of the same queue pair is there, at the
 /// latest until it is polled (a wait may take completions from a NIC already). So a queue that is full of unsignaled requests stays full, and
-/// the completions of other queue pairs make no room in it.
+/// the completions of other queue pairs make no room in it. Requests that are executed while they are posted take no place.
 fn unsignaled_requests_keep_their_places(side: &mut Participant) {
     let qp = QpConfig { max_send_wr: 16, ..QpConfig::default() };
     let mut end = side.connected_qp_with(&TestConfig { qp, ..TestConfig::default() });
@@ -168,21 +228,36 @@ fn unsignaled_requests_keep_their_places(side: &mut Participant) {
     let remote: RemoteMemory = side.exchange(&region.remote());
     if side.is_left() {
         let mut last = 0u64;
-        // Posts until the queue is full; request number `signaled`, counted from 0, is signaled.
+        // Posts until the queue is full; request number `signaled`, counted from 0, is signaled. Returns how many were queued.
         let mut fill = |end: &mut TestQp, signaled: Option<u64>| {
+            let mut queued = 0;
             for accepted in 0..1000 {
                 let bytes = (last + 1).to_ne_bytes();
                 let mut wr = SendWr::new(accepted, SendOp::Write(remote.at(0)), Data::Inline(&bytes));
-                wr.signaled = signaled == Some(accepted);
-                if let Err(error) = end.qp.post(&wr) {
-                    assert_eq!(error, PostError::Full);
-                    return accepted;
+                wr.signal = (signaled == Some(accepted)).into();
+                match end.qp.post(&wr) {
+                    Ok(Posted::Queued) => queued += 1,
+                    Ok(Posted::Done) => assert!(signaled != Some(accepted), "it is signaled"),
+                    Err(error) => {
+                        assert_eq!(error, PostError::Full);
+                        break;
+                    }
                 }
                 last += 1;
             }
-            panic!("16 were asked for")
+            assert!(queued < 1000, "16 were asked for");
+            queued
         };
-        assert!(fill(&mut end, Some(8)) >= 16);
+        let queued = fill(&mut end, Some(8));
+        if queued == 1 {
+            // The device executes requests while they are posted.
+            end.expect_success(8);
+            assert_no_completion(&mut end.cq);
+            side.send(&last);
+            side.wait_for_other();
+            return side.wait_for_other();
+        }
+        assert!(queued >= 16, "{queued}");
         end.cq.wait(TIMEOUT).unwrap();
         let early = fill(&mut end, None);
         assert!(early == 0 || early == 9, "{early}");

@@ -1,7 +1,8 @@
 //! Shared receive queues.
 
 use crosstie::device::{
-    Cq, CqConfig, Data, Opcode, QpConfig, RcQp, RecvWr, RemoteMemory, SendOp, SendWr, Srq, SrqConfig, Status,
+    Cq, CqConfig, Data, Opcode, PostError, QpConfig, RcQp, RecvWr, RemoteMemory, SendOp, SendWr, Srq,
+    SrqConfig, Status,
 };
 
 use super::cases;
@@ -13,7 +14,7 @@ use crate::participant::{
 cases!("srq":
     shared_by_many, sends_land_in_order, different_completion_queues, a_broken_queue_pair_leaves_the_receives,
     a_destroyed_queue_pair_leaves_the_receives, refilled_while_it_runs, all_starved_connections_make_progress,
-    receives_may_have_pieces, one_connection_may_use_all_receives, all_connections_are_polled,
+    receives_may_have_pieces, receives_posted_as_a_list, one_connection_may_use_all_receives, all_connections_are_polled,
 );
 
 /// `count` connections: the right participant's queue pairs share one receive queue, the left's have their own. Each
@@ -269,6 +270,38 @@ fn receives_may_have_pieces(side: &mut Participant) {
         assert_eq!(read_bytes(&region, 600, 100), [&bytes[101..], &[0]].concat());
     }
     side.wait_for_other();
+}
+
+/// A list of receives: as many are posted as there is room for, and each of them takes a message. Devices may round the size up.
+fn receives_posted_as_a_list(side: &mut Participant) {
+    let (mut end, mut srq, mut qps) = fan_in(side, 1, &SrqConfig { max_wr: 300, max_sge: 1 });
+    let mut posted = 0u64;
+    if !side.is_left() {
+        let wr = RecvWr { wr_id: 5, sges: &[] };
+        assert_eq!(srq.post_recvs(&wr, 0), Ok(0));
+        assert_eq!(srq.post_recvs(&wr, 130), Ok(130));
+        posted = 130;
+        let mut lists = 0;
+        while let Ok(more) = srq.post_recvs(&wr, 100) {
+            posted += u64::from(more);
+            lists += 1;
+            assert!((1..=100).contains(&more) && lists < 100, "{more}");
+        }
+        assert!(posted >= 300, "{posted}");
+        assert_eq!(srq.post_recvs(&wr, 100), Err(PostError::Full));
+    }
+    let posted = side.exchange(&posted).max(posted);
+    if side.is_left() {
+        for i in 0..posted {
+            send(&mut qps[0], &mut end.cq, SendOp::SendImm(i as u32), &[]);
+        }
+    } else {
+        for i in 0..posted {
+            assert_eq!(expect_success(&mut end.cq, 5).imm, Some(i as u32));
+        }
+    }
+    side.wait_for_other();
+    assert_no_completion(&mut end.cq);
 }
 
 /// One connection completes every receive of a large queue before anything is polled. All of them arrive, in order; then all receives
