@@ -1,6 +1,8 @@
-//! NCCL's side: C types, result codes, and one table of functions per version of the interface.
+//! NCCL's side: one table of C functions per version of the interface. `net.rs` has what the versions share, and each version's file
+//! what it has of its own; `functions.rs` has the functions.
 
-pub(crate) mod functions;
+mod functions;
+mod net;
 pub mod v10;
 pub mod v11;
 pub mod v12;
@@ -9,10 +11,14 @@ use core::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crosstie::rails::{Cause, RequestError, SetupError};
+pub use net::{Name, Net, Properties, Version, VirtualDevice};
 
 use crate::key::Kind;
 use crate::log::warning;
 use crate::settings::SettingError;
+
+/// A comm, a request or another object that the plugin makes: a key, see [the plugin's promises](crate#promises).
+pub type Handle = *mut c_void;
 
 /// Length of NCCL's buffer for a listener's handle.
 pub const HANDLE_LEN: usize = 128;
@@ -26,9 +32,6 @@ pub const PTR_DMABUF: c_int = 4;
 
 /// `trafficClass` if the user chose none.
 pub const TRAFFIC_CLASS_UNDEFINED: c_int = -1;
-
-/// The name that `NCCL_NET` must have.
-pub(crate) const NAME: &core::ffi::CStr = c"Crosstie";
 
 /// `ncclResult_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,18 @@ pub struct CommConfig {
     /// Traffic class, or -1.
     pub traffic_class: c_int,
 }
+
+/// What NCCL says about the traffic of a communicator, from version 11 on. The plugin does not use it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Attributes {
+    /// Peers and flows of sends and of receives.
+    pub peers: [i32; 8],
+    /// Operation, algorithm and protocol.
+    pub operation: [u32; 3],
+}
+
+const _: () = assert!(size_of::<Attributes>() == 44);
 
 /// Why a call failed. The text goes to NCCL's log, the code to NCCL.
 #[derive(Debug, thiserror::Error)]
