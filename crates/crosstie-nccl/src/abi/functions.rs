@@ -2,12 +2,12 @@
 
 use core::ffi::{c_int, c_void};
 
-use super::Fault;
 use super::{Attributes, CommConfig, HANDLE_LEN, Handle, Name, Net, Properties, Version, VirtualDevice};
 use super::{clear_device_handle, element, output, run};
+use crate::fault::Fault;
 use crate::key::Key;
 use crate::log::Logger;
-use crate::{comm, memory, network, request};
+use crate::{network, registration, request, setup};
 
 impl<V: Version> Net<V> {
     /// The table of a version.
@@ -72,7 +72,12 @@ pub(super) unsafe extern "C" fn init_context(
 }
 
 pub(super) unsafe extern "C" fn finalize(context: Handle) -> c_int {
-    run("finalize", || network::finalize(Key::from_ptr(context)))
+    run("finalize", || {
+        let context = Key::from_ptr(context);
+        network::finalize(context)?;
+        setup::forget_connects_of(context);
+        Ok(())
+    })
 }
 
 pub(super) unsafe extern "C" fn set_net_attr(_context: Handle, _attributes: *const Attributes) -> c_int {
@@ -142,7 +147,7 @@ pub(super) unsafe extern "C" fn listen_in_context(
 fn run_listen(context: Option<Key>, device: c_int, handle: *mut c_void, comm: *mut Handle) -> c_int {
     run("listen", || {
         let (to, comm) = (output(handle.cast::<[u8; HANDLE_LEN]>(), "handle")?, output(comm, "listenComm")?);
-        let (key, bytes) = comm::listen(device, network::traffic_class(context, None)?)?;
+        let (key, bytes) = setup::listen(device, network::traffic_class(context, None)?)?;
         to.set(bytes);
         comm.set(key.to_ptr());
         Ok(())
@@ -189,7 +194,7 @@ fn run_connect(
         clear_device_handle(device_comm);
         let class = network::traffic_class(context, config)?;
         let mut bytes = element(handle.cast::<[u8; HANDLE_LEN]>(), 0, "handle")?;
-        let connected = comm::connect(context, device, class, &mut bytes);
+        let connected = setup::connect(context, device, class, &mut bytes);
         // The state of the attempt is kept there: NCCL passes the same buffer again.
         buffer.set(bytes);
         if let Some(key) = connected? {
@@ -204,7 +209,7 @@ unsafe extern "C" fn accept(listen_comm: Handle, comm: *mut Handle, device_comm:
         let comm = output(comm, "recvComm")?;
         comm.set(core::ptr::null_mut());
         clear_device_handle(device_comm);
-        if let Some(key) = comm::accept(Key::from_ptr(listen_comm))? {
+        if let Some(key) = setup::accept(Key::from_ptr(listen_comm))? {
             comm.set(key.to_ptr());
         }
         Ok(())
@@ -221,7 +226,7 @@ unsafe extern "C" fn reg_mr(
     run("regMr", || {
         let handle = output(handle, "mhandle")?;
         handle.set(core::ptr::null_mut());
-        handle.set(memory::register(Key::from_ptr(comm), data.cast(), size, kind)?.to_ptr());
+        handle.set(registration::register(Key::from_ptr(comm), data.cast(), size, kind)?.to_ptr());
         Ok(())
     })
 }
@@ -238,14 +243,15 @@ unsafe extern "C" fn reg_mr_dma_buf(
     run("regMrDmaBuf", || {
         let handle = output(handle, "mhandle")?;
         handle.set(core::ptr::null_mut());
-        let key = memory::register_dma_buf(Key::from_ptr(comm), data.addr() as u64, size, kind, offset, fd)?;
+        let key =
+            registration::register_dma_buf(Key::from_ptr(comm), data.addr() as u64, size, kind, offset, fd)?;
         handle.set(key.to_ptr());
         Ok(())
     })
 }
 
 unsafe extern "C" fn dereg_mr(comm: Handle, handle: Handle) -> c_int {
-    run("deregMr", || memory::deregister(Key::from_ptr(comm), Key::from_ptr(handle)))
+    run("deregMr", || registration::deregister(Key::from_ptr(comm), Key::from_ptr(handle)))
 }
 
 unsafe extern "C" fn isend(
@@ -362,15 +368,15 @@ unsafe extern "C" fn test(request: Handle, done: *mut c_int, sizes: *mut c_int) 
 }
 
 unsafe extern "C" fn close_send(comm: Handle) -> c_int {
-    run("closeSend", || comm::close_send(Key::from_ptr(comm)))
+    run("closeSend", || setup::close_send(Key::from_ptr(comm)))
 }
 
 unsafe extern "C" fn close_recv(comm: Handle) -> c_int {
-    run("closeRecv", || comm::close_recv(Key::from_ptr(comm)))
+    run("closeRecv", || setup::close_recv(Key::from_ptr(comm)))
 }
 
 unsafe extern "C" fn close_listen(comm: Handle) -> c_int {
-    run("closeListen", || comm::close_listen(Key::from_ptr(comm)))
+    run("closeListen", || setup::close_listen(Key::from_ptr(comm)))
 }
 
 unsafe extern "C" fn get_device_mr(_comm: Handle, _memory: Handle, _to: *mut *mut c_void) -> c_int {

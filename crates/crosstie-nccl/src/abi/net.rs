@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_float, c_int, c_void};
 use core::mem::offset_of;
 
-use super::Handle;
+use crate::header::Handle;
 
 /// What a version of the interface has of its own.
 #[allow(missing_docs)]
