@@ -2,6 +2,8 @@
 
 use core::ffi::c_void;
 
+use crate::slab::{Slab, SlabKey};
+
 /// What a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -28,12 +30,14 @@ pub(crate) struct Key(u64);
 
 const GENERATION_BITS: u32 = 28;
 
-impl Key {
-    pub(crate) const GENERATIONS: u32 = 1 << GENERATION_BITS;
+/// A table whose keys fit into a [`Key`].
+pub(crate) type KeySlab<T> = Slab<T, GENERATION_BITS>;
 
-    pub(crate) fn new(kind: Kind, generation: u32, index: u32) -> Key {
-        let generation = u64::from(generation % Key::GENERATIONS);
-        Key((kind as u64) << 60 | generation << 32 | u64::from(index))
+impl Key {
+    /// For an entry of a [`KeySlab`].
+    #[inline]
+    pub(crate) fn new(kind: Kind, entry: SlabKey) -> Key {
+        Key((kind as u64) << 60 | u64::from(entry.generation) << 32 | u64::from(entry.index))
     }
 
     #[inline]
@@ -60,13 +64,8 @@ impl Key {
     }
 
     #[inline]
-    pub(crate) fn generation(self) -> u32 {
-        (self.0 >> 32) as u32 % Key::GENERATIONS
-    }
-
-    #[inline]
-    pub(crate) fn index(self) -> u32 {
-        self.0 as u32
+    pub(crate) fn entry(self) -> SlabKey {
+        SlabKey { index: self.0 as u32, generation: (self.0 >> 32) as u32 & ((1 << GENERATION_BITS) - 1) }
     }
 }
 
@@ -76,13 +75,13 @@ mod tests {
 
     #[test]
     fn parts_of_a_key_are_independent() {
-        for (generation, index) in [(0, 0), (1, 0), (Key::GENERATIONS - 1, u32::MAX), (77, 1 << 20)] {
-            let key = Key::new(Kind::Connecting, generation, index);
-            assert_eq!((key.generation(), key.index()), (generation, index));
+        for (generation, index) in [(0, 0), (1, 0), ((1 << GENERATION_BITS) - 1, u32::MAX), (77, 1 << 20)] {
+            let entry = SlabKey { index, generation };
+            let key = Key::new(Kind::Connecting, entry);
+            assert_eq!(key.entry(), entry);
             assert!(key.is(Kind::Connecting) && !key.is(Kind::Send));
             assert_eq!(Key::from_ptr(key.to_ptr()), key);
             assert!(key.bits() > 1);
         }
-        assert_eq!(Key::new(Kind::Send, Key::GENERATIONS, 3), Key::new(Kind::Send, 0, 3));
     }
 }

@@ -1,18 +1,23 @@
 //! A network plugin for NCCL over [`crosstie::rails`].
 //!
 //! NCCL loads the shared library and finds the symbols `ncclNetPlugin_v10`, `_v11` and `_v12`: tables of C functions. The
-//! functions of the three versions differ little; each version has one file in `abi`, which converts arguments and calls the
-//! same Rust functions.
+//! versions differ little: each has one file in `abi` with what it has of its own.
 //!
 //! ```text
-//!   NCCL ── table of C functions ── abi/v10.rs  abi/v11.rs  abi/v12.rs     pointers in, result codes out
-//!                                        │
-//!              network.rs   devices as NCCL sees them: one to four rails each
-//!              comm.rs      listen, connect, accept, close
-//!              memory.rs    registered memory
-//!              request.rs   isend, irecv, test, flush
-//!                                        │
-//!                                 crosstie::rails
+//!   NCCL ── table of C functions ── abi/       pointers in, result codes out
+//!                                    │
+//!    setup.rs          listen, connect, accept, close
+//!    registration.rs   regMr, deregMr
+//!    request.rs        isend, irecv, test, flush
+//!                                    │
+//!    comm.rs           connections, with their requests that are not done
+//!    memory.rs         registered memory
+//!    network.rs        devices as NCCL sees them: one to four rails each
+//!                                    │
+//!    table.rs          objects that NCCL has keys of             slab.rs   key.rs
+//!    fault.rs          why a call failed                         header.rs   log.rs   settings.rs
+//!                                    │
+//!                             crosstie::rails
 //! ```
 //!
 //! # Promises
@@ -30,11 +35,15 @@
 
 pub mod abi;
 mod comm;
+mod fault;
+mod header;
 mod key;
-mod lock;
 mod log;
 mod memory;
 mod network;
+mod registration;
 mod request;
 mod settings;
+mod setup;
+mod slab;
 mod table;

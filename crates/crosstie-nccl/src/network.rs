@@ -6,25 +6,24 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crosstie::device::{Device, DeviceSpec};
 use crosstie::rails::{Config, MAX_RAILS, Rails};
 
-use crate::abi::{CommConfig, Fault, PTR_DMABUF, PTR_HOST, TRAFFIC_CLASS_UNDEFINED};
+use crate::fault::Fault;
+use crate::header::{CommConfig, PTR_DMABUF, PTR_HOST, TRAFFIC_CLASS_UNDEFINED};
 use crate::key::{Key, Kind};
 use crate::log::{self, Logger, info, warning};
 use crate::settings::{MAX_DEVICES, Settings};
-use crate::table::{Table, table};
+use crate::table::Table;
 
 /// Comms of each direction.
-pub(crate) const MAX_COMMS: usize = 1 << 16;
+pub(crate) const MAX_COMMS: u32 = 1 << 16;
 /// Bytes in one message, if the devices allow it.
 const MAX_BYTES: usize = 1 << 30;
-/// Requests that NCCL has in flight per comm at most: 32, times the buffers of a receive on the sender.
-pub(crate) const MAX_REQUESTS: usize = 32 * 8;
 /// Communicators at a time.
-const MAX_CONTEXTS: usize = 1 << 12;
+const MAX_CONTEXTS: u32 = 1 << 12;
 /// Receives that can be outstanding on a connection: what NCCL uses. Each slot has cache lines of its own at both ends, so few slots are
 /// faster than many.
 const SLOTS: usize = 32;
@@ -72,7 +71,7 @@ struct Context {
     traffic_class: Option<u8>,
 }
 
-static CONTEXTS: Table<Context> = table!(Context, MAX_CONTEXTS, Kind::Context);
+static CONTEXTS: LazyLock<Table<Context>> = LazyLock::new(|| Table::new(Kind::Context, MAX_CONTEXTS));
 static CONTEXT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -121,7 +120,6 @@ pub(crate) fn init_context(
 /// `finalize` of a communicator. After the last one the devices are closed; the next one opens them again.
 pub(crate) fn finalize(context: Key) -> Result<(), Fault> {
     CONTEXTS.remove(context)?;
-    crate::comm::forget_connects_of(context);
     if CONTEXT_COUNT.fetch_sub(1, Relaxed) == 1
         && let Some(network) = NETWORK.get()
     {

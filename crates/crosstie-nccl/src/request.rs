@@ -2,14 +2,13 @@
 
 use core::ffi::c_int;
 
-use crosstie::rails::{Flush, RecvBuffer, RecvRequest, RequestError, Started, Tested};
+use crosstie::rails::{RecvBuffer, RequestError, Started, Tested};
 
-use crate::abi::Fault;
-use crate::comm::{RECVS, SENDS};
+use crate::comm::{Outstanding, RECVS, RecvEntry, SENDS, SendEntry, comm_of};
+use crate::fault::Fault;
 use crate::key::{Key, Kind};
 use crate::log::warning;
 use crate::memory::Registered;
-use crate::network::MAX_REQUESTS;
 
 /// One buffer of a request, as NCCL names it.
 #[derive(Clone, Copy)]
@@ -18,110 +17,6 @@ pub(crate) struct Buffer {
     pub(crate) size: usize,
     pub(crate) tag: c_int,
     pub(crate) memory: Key,
-}
-
-/// A send that NCCL has not seen done.
-pub(crate) struct SendEntry {
-    started: Started,
-    pub(crate) memory: Key,
-}
-
-/// What NCCL has not seen done on a receiving comm.
-#[derive(Clone, Copy)]
-enum Outstanding {
-    Receive(RecvRequest),
-    Flush(Flush),
-}
-
-/// A receive or a flush.
-pub(crate) struct RecvEntry {
-    outstanding: Outstanding,
-    memory: Key,
-    /// That of a group's other buffers.
-    others: Option<Box<[Key]>>,
-}
-
-impl RecvEntry {
-    pub(crate) fn uses(&self, memory: Key) -> bool {
-        self.memory == memory || self.others.as_ref().is_some_and(|others| others.contains(&memory))
-    }
-}
-
-/// The requests of a comm. A key of a request is the index of the comm and of the slot, and the slot's generation.
-pub(crate) struct Requests<T> {
-    comm: u32,
-    /// The first free slot, which names the next one. `NO_SLOT`: none is free.
-    free: u16,
-    slots: Box<[RequestSlot<T>]>,
-}
-
-/// A place for a request: one cache line.
-#[repr(align(64))]
-struct RequestSlot<T> {
-    generation: u32,
-    next_free: u16,
-    entry: Option<T>,
-}
-
-const SLOT_BITS: u32 = 10;
-/// Twice what NCCL uses.
-const SLOT_COUNT: usize = 2 * MAX_REQUESTS;
-const _: () = assert!(SLOT_COUNT <= 1 << SLOT_BITS);
-const NO_SLOT: u16 = u16::MAX;
-
-impl<T> Requests<T> {
-    /// For the comm with this key.
-    pub(crate) fn new(comm: Key) -> Requests<T> {
-        // Keys of an earlier comm with the same index are most likely not valid for this one.
-        let generation = comm.generation().wrapping_mul(0x9e37_79b1);
-        let next = |index| if index + 1 < SLOT_COUNT { index as u16 + 1 } else { NO_SLOT };
-        let slot = |index| RequestSlot { generation, next_free: next(index), entry: None };
-        Requests { comm: comm.index(), free: 0, slots: (0..SLOT_COUNT).map(slot).collect() }
-    }
-
-    #[inline(always)]
-    fn is_full(&self) -> bool {
-        self.free == NO_SLOT
-    }
-
-    #[inline(always)]
-    fn insert(&mut self, kind: Kind, entry: T) -> Result<Key, Fault> {
-        let index = self.free;
-        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
-            return Err(Fault::TooMany { what: kind, limit: SLOT_COUNT });
-        };
-        self.free = slot.next_free;
-        slot.generation = slot.generation.wrapping_add(1) % Key::GENERATIONS;
-        slot.entry = Some(entry);
-        Ok(Key::new(kind, slot.generation, self.comm << SLOT_BITS | u32::from(index)))
-    }
-
-    #[inline(always)]
-    fn get(&mut self, kind: Kind, key: Key) -> Result<&mut Option<T>, Fault> {
-        let index = key.index() as usize & ((1 << SLOT_BITS) - 1);
-        match self.slots.get_mut(index) {
-            Some(RequestSlot { generation, entry, .. })
-                if *generation == key.generation() && entry.is_some() =>
-            {
-                Ok(entry)
-            }
-            _ => Err(Fault::InvalidKey(kind)),
-        }
-    }
-
-    #[inline(always)]
-    fn remove(&mut self, key: Key) {
-        let index = key.index() & ((1 << SLOT_BITS) - 1);
-        let slot = &mut self.slots[index as usize];
-        slot.entry = None;
-        slot.next_free = self.free;
-        self.free = index as u16;
-    }
-
-    /// Those that are not done.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().filter_map(|slot| slot.entry.as_ref())
-    }
 }
 
 /// `isend`. `None` if the receiver has not posted a buffer for it.
@@ -165,7 +60,7 @@ pub(crate) fn irecv_single(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fa
     };
     let outstanding = Outstanding::Receive(request);
     comm.requests
-        .insert(Kind::RecvRequest, RecvEntry { outstanding, memory: buffer.memory, others: None })
+        .insert(Kind::RecvRequest, RecvEntry { outstanding, memory: buffer.memory, others: Box::default() })
         .map(Some)
 }
 
@@ -183,7 +78,7 @@ pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault>
     let received = comm.connection.irecv(&parts.collect::<Result<Vec<_>, _>>()?)?;
     let Some(request) = received else { return Ok(None) };
     let Some((first, others)) = buffers.split_first() else { return Ok(None) };
-    let others = Some(others.iter().map(|buffer| buffer.memory).collect());
+    let others = others.iter().map(|buffer| buffer.memory).collect();
     let entry = RecvEntry { outstanding: Outstanding::Receive(request), memory: first.memory, others };
     comm.requests.insert(Kind::RecvRequest, entry).map(Some)
 }
@@ -191,12 +86,11 @@ pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault>
 /// `test`: true ends the request. `take_sizes` gets the bytes of each buffer.
 #[inline(always)]
 pub(crate) fn test(key: Key, take_sizes: impl Fn(&[usize])) -> Result<bool, Fault> {
-    let index = key.index() >> SLOT_BITS;
+    let index = comm_of(key);
     if key.is(Kind::SendRequest) {
         let mut comm = SENDS.lock_index(index)?;
         let comm = &mut *comm;
-        let Some(entry) = comm.requests.get(Kind::SendRequest, key)? else { return Ok(false) };
-        let len = match entry.started {
+        let len = match comm.requests.get(Kind::SendRequest, key)?.started {
             Started::Done(len) => len,
             Started::Request(request) => match comm.connection.test(request)? {
                 Some(len) => len,
@@ -212,8 +106,7 @@ pub(crate) fn test(key: Key, take_sizes: impl Fn(&[usize])) -> Result<bool, Faul
     }
     let mut comm = RECVS.lock_index(index)?;
     let comm = &mut *comm;
-    let Some(entry) = comm.requests.get(Kind::RecvRequest, key)? else { return Ok(false) };
-    match entry.outstanding {
+    match comm.requests.get(Kind::RecvRequest, key)?.outstanding {
         Outstanding::Receive(request) => match comm.connection.test_single(request) {
             Tested::Done(len) => take_sizes(&[len]),
             Tested::Pending => return Ok(false),
@@ -253,6 +146,7 @@ pub(crate) fn iflush(comm: Key, last: Option<&Buffer>) -> Result<Option<Key>, Fa
     }
     let (memory, range) = registered.range(buffer.data, buffer.size)?;
     let flush = flusher.start(memory, range.start, comm.connection.rails_up())?;
-    let entry = RecvEntry { outstanding: Outstanding::Flush(flush), memory: buffer.memory, others: None };
+    let entry =
+        RecvEntry { outstanding: Outstanding::Flush(flush), memory: buffer.memory, others: Box::default() };
     comm.requests.insert(Kind::RecvRequest, entry).map(Some)
 }
