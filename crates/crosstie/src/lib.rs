@@ -42,25 +42,58 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Cargo features
+//!
+//! All of these are on by default. Who needs only some of it builds less:
+//!
+//! | feature | modules |
+//! | --- | --- |
+//! | `ipc` | [`ipc`], [`delegation`], [`flux`]; alone, it builds no device |
+//! | `rpc` | [`copyrpc`], with `device` |
+//! | `endpoint` | [`endpoint`], with `device` |
+//! | `rails` | [`rails`], with `device` and `bootstrap` |
+//! | `group` | [`group`], with `endpoint` and `bootstrap` |
+//! | `device`, `bootstrap` | [`device`] and [`region`]; [`bootstrap`] |
+//!
+//! Off by default are `verbs` (RDMA NICs and Soft-RoCE; needs cmake and libclang) and `mpi` ([`bootstrap`] over MPI; needs an MPI).
+//!
 //! The repository's guide (`docs/guide/`) has a page for each module, and `examples/` complete programs of two and more processes.
 
+// The low rooms have what any of the others needs. Whether all of it is needed is checked with all features.
+#![cfg_attr(
+    not(all(feature = "ipc", feature = "rpc", feature = "endpoint", feature = "rails", feature = "group")),
+    allow(dead_code, unused_imports, unreachable_pub)
+)]
+
+#[cfg(feature = "bootstrap")]
 pub mod bootstrap;
+#[cfg(feature = "rpc")]
 pub mod copyrpc;
+#[cfg(feature = "ipc")]
 pub mod delegation;
+#[cfg(feature = "device")]
 pub mod device;
+#[cfg(feature = "endpoint")]
 pub mod endpoint;
+#[cfg(feature = "ipc")]
 pub mod flux;
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/fuzzing/mod.rs"]
 mod fuzzing;
+#[cfg(feature = "group")]
 pub mod group;
+#[cfg(feature = "ipc")]
 pub mod ipc;
 mod local;
+#[cfg(feature = "ipc")]
 mod local_rpc;
 mod memory;
+#[cfg(feature = "ipc")]
 mod message;
 mod process;
+#[cfg(feature = "rails")]
 pub mod rails;
+#[cfg(feature = "device")]
 pub mod region;
 mod ring;
 #[cfg(test)]
@@ -72,7 +105,9 @@ mod seccomp;
 pub mod telemetry;
 mod wait;
 
+#[cfg(feature = "ipc")]
 pub use local_rpc::caller::Caller;
+#[cfg(feature = "ipc")]
 pub use message::Message;
 pub use wait::{WaitStrategy, Waitable, WakeFlag, Wakeup, park_any, wait_any, yield_core};
 
