@@ -46,6 +46,8 @@ pub(super) struct CompletionQueues {
     posted_before_poll: Cell<u64>,
     /// Whether the last poll of the receive CQ left nothing there.
     is_recv_cq_drained: Cell<bool>,
+    /// Whether the last look at it found a completion.
+    is_stream: Cell<bool>,
     recv_cq: RefCell<Cq>,
     send_cq: RefCell<Cq>,
     /// The parker of the receive CQ, where the device has one.
@@ -68,6 +70,7 @@ impl CompletionQueues {
             signaled_completed: Cell::new(0),
             posted_before_poll: Cell::new(0),
             is_recv_cq_drained: Cell::new(true),
+            is_stream: Cell::new(false),
             recv_parker: recv_cq.parker(),
             recv_cq: RefCell::new(recv_cq),
             send_cq: RefCell::new(send_cq),
@@ -133,13 +136,14 @@ impl<U> ContextCore<U> {
             state.forget_closed();
             return responses;
         }
+        let is_stream = queues.is_stream.get();
         if !self.take_completion(state) {
             if queues.receives.lack_some() {
                 self.refill_receives(IDLE_REFILL);
             }
             return 0;
         }
-        self.receive_all(state, handler)
+        self.receive_all(is_stream, state, handler)
     }
 
     /// Takes the next completion of the receive CQ. False if there is none; then nothing is left there.
@@ -151,18 +155,30 @@ impl<U> ContextCore<U> {
             false
         });
         self.queues.is_recv_cq_drained.set(!taken);
+        self.queues.is_stream.set(taken);
         taken
     }
 
-    /// Receives all that has arrived, beginning with the completion that was taken.
+    /// Receives what has arrived, beginning with the completion that was taken: all of it, if the last look found one, too; otherwise the
+    /// application sees this one before another one is looked for.
     // Never inline: the poll that finds nothing is short, and this has the registers for itself.
     #[inline(never)]
-    fn receive_all(&self, state: &mut PollState<U>, handler: &mut impl PollHandler<U>) -> usize {
+    fn receive_all(
+        &self,
+        is_stream: bool,
+        state: &mut PollState<U>,
+        handler: &mut impl PollHandler<U>,
+    ) -> usize {
         let (queues, mut taken, mut responses) = (&self.queues, 0, 0);
         loop {
             taken += 1;
             self.receive_recent(state, || taken == 1, &mut responses, handler);
-            if queues.is_paused() || taken == BURST || handler.has_enough() || !self.take_completion(state) {
+            if !is_stream
+                || queues.is_paused()
+                || taken == BURST
+                || handler.has_enough()
+                || !self.take_completion(state)
+            {
                 break;
             }
         }

@@ -235,8 +235,8 @@ impl Cq {
         let HotLane { qp, lane, last_used, is_stream } = &mut self.hot[at];
         let was_stream = core::mem::replace(is_stream, true);
         *last_used = self.polls;
-        // Behind a stream, one look says that this poll has reached the end, and the next one that nothing has come meanwhile.
-        self.looks_before_pause = if was_stream { 2 } else { 0 };
+        // One look says that this poll has reached the end, and the next one that nothing has come meanwhile.
+        self.looks_before_pause = 2;
         lane.read(qp, was_stream, to)
     }
 

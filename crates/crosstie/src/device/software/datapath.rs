@@ -30,6 +30,9 @@ pub(super) const DEMOTE_MAX: u32 = 256;
 /// as they do in a ring. A store that waits for its cache line blocks all stores behind it.
 const PREFETCH_AHEAD: usize = 2;
 
+/// The most cache lines of a payload that are prefetched before it is written. A processor does not fetch more at once.
+const MAX_LINES_AHEAD: usize = 32;
+
 /// How often a request looks for a receive before it is deferred.
 const RNR_SPINS: u32 = 64;
 
@@ -319,7 +322,7 @@ pub(super) fn execute(
                 _ => None,
             };
             if let Some(at) = mapped {
-                for_each_line(at, len, prefetch::for_write);
+                prefetch_lines(at, len);
                 let stride = at.addr().wrapping_sub(attached.last_at);
                 attached.last_at = at.addr();
                 // A wrong guess only costs a useless prefetch; prefetching an unmapped address is harmless.
@@ -400,6 +403,16 @@ pub(super) fn execute(
     }
     drop(operation);
     Ok(())
+}
+
+/// Prefetches the first lines of a target: one after the other, each would be waited for.
+#[inline(always)]
+fn prefetch_lines(at: *mut u8, len: u32) {
+    let mut line = 0;
+    while line < (len as usize).min(MAX_LINES_AHEAD * CACHE_LINE) {
+        prefetch::for_write(at.wrapping_add(line));
+        line += CACHE_LINE;
+    }
 }
 
 /// Applies `hint` once to each cache line of a payload of at most two lines, and to the first and the second or third line
