@@ -113,7 +113,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "rails",
         what: "messages of 1 MiB over two devices; one fails half-way",
-        command: "rails --size 1048576 --count {count} --kill-rail 1 --at 0.5",
+        command: "rails --payload 1048576 --count {count} --kill-rail 1 --at 0.5",
         weight: 1.5,
         read: with_a_failed_rail,
     },

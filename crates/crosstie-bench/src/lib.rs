@@ -1,7 +1,7 @@
 //! Benchmarks of crosstie, with their workloads, a linearizability checker, result files and reports.
 //!
 //! - [`device`], [`node`], [`copyrpc`] and [`endpoint`] measure one device, RPC on one machine, RPC by RDMA writes, and endpoints. Each compares its result
-//!   with what the machine allows, which plain code measures in the same run.
+//!   with what the machine allows, which plain code measures in the same run. `runner` runs them.
 //! - [`rails`] measures messages over several devices, and what a failed one costs.
 //! - [`group`] measures locks, barriers and messages of a process group.
 //! - [`demo`] runs one short benchmark of each part and shows them on one screen.
@@ -12,7 +12,6 @@
 
 #![deny(unsafe_code)]
 
-mod collective;
 pub mod copyrpc;
 pub mod cores;
 pub mod demo;
@@ -26,12 +25,12 @@ pub mod kv;
 mod limits;
 mod median;
 pub mod node;
+mod options;
 pub mod output;
-mod pair;
-mod plan;
 mod progress;
 pub mod rails;
 pub mod report;
+mod runner;
 #[allow(unsafe_code, reason = "maps shared memory for the plain-code limits; bounds are checked here")]
 mod shared_region;
 mod slots;

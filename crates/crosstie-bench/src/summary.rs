@@ -1,131 +1,85 @@
-//! The result of a benchmark of devices or RPC: as JSON and as a table.
+//! The result of a benchmark: as JSON and as a table.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use crosstie::telemetry::Histogram;
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::table;
+use crate::error::Error;
+use crate::limits::{CacheLinePingPong, LARGE};
+use crate::runner::{Job, Measured, Role};
 use crate::units::{scaled, time};
+use crate::{
+    output,
+    table::{self, DASH},
+};
 
-/// From this payload in bytes on, the result includes bytes per second.
-pub(crate) const LARGE: usize = 4096;
+/// Fields of the JSON object that only some benchmarks have.
+pub(crate) type Fields = BTreeMap<&'static str, Value>;
 
-/// What was measured: the options of the benchmark. Options that a benchmark does not have are `None` and not in the JSON.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Setup {
-    pub(crate) bench: &'static str,
-    pub(crate) device: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) op: Option<&'static str>,
+/// Fields with these names; those whose value is null are left out.
+pub(crate) fn fields<const N: usize>(fields: [(&'static str, Value); N]) -> Fields {
+    fields.into_iter().filter(|(_, value)| !value.is_null()).collect()
+}
+
+/// A line of the table: a name, the figure of crosstie, its limit, and the ratio of both.
+pub(crate) type Row = [String; 4];
+
+/// A line of the table without a limit.
+pub(crate) fn row(name: &str, figure: String) -> Row {
+    [name.into(), figure, dash(), dash()]
+}
+
+fn dash() -> String {
+    DASH.into()
+}
+
+/// What a benchmark adds to its result.
+#[derive(Debug)]
+pub(crate) struct Report {
+    /// Bytes that one operation moves, and whether the result has bytes per second.
     pub(crate) payload: usize,
-    /// Bytes of a response, if they differ from those of a request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) response: Option<usize>,
-    /// Blocks of one operation.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) batch: Option<usize>,
-    pub(crate) queue_depth: usize,
-    /// Queue pairs of a connection.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) qps: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) clients: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) endpoints: Option<usize>,
-    pub(crate) processes: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) waiting: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) registered_in_place: Option<bool>,
-    /// The cores of the leading side, of the other side, and of further clients.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cores: Option<Vec<usize>>,
+    pub(crate) has_bytes: bool,
+    /// Operations in flight. The latency of one alone is compared with the round trip of a cache line.
+    pub(crate) queue_depth: Option<usize>,
+    /// Operations per second of the plain code, and whether the result can be compared with it.
+    pub(crate) limit: Option<f64>,
+    pub(crate) is_comparable: bool,
+    /// Figures that only this benchmark has.
+    pub(crate) figures: Fields,
+    pub(crate) rows: Vec<Row>,
+    /// What follows the table.
+    pub(crate) details: String,
 }
 
-impl Setup {
-    /// A line of text that describes the setup. `may_be_remote`: the two sides may be on different machines.
-    fn title(&self, may_be_remote: bool) -> String {
-        let kind = if self.processes { "processes" } else { "threads" };
-        let cores = match self.cores.as_deref() {
-            Some([left, right]) => format!("on cores {left} and {right}"),
-            Some(cores) => {
-                let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
-                format!("on cores {}", cores.join(", "))
-            }
-            None if may_be_remote => "placed by their launcher".into(),
-            None => "on one core".into(),
-        };
-        let participants = match self.clients {
-            None | Some(1) => format!("two {kind} {cores}"),
-            Some(clients) => format!("one server and {clients} clients, {kind} {cores}"),
-        };
-        let waiting = self.waiting.map_or_else(String::new, |waiting| format!(", waiting: {waiting}"));
-        let registration =
-            if self.registered_in_place == Some(true) { ", target registered in place" } else { "" };
-        let response =
-            self.response.map_or_else(String::new, |response| format!(" with {response} B responses"));
-        let endpoints = match self.endpoints {
-            None => String::new(),
-            Some(1) => ", one endpoint".into(),
-            Some(endpoints) => format!(", {endpoints} endpoints"),
-        };
-        let batch = self.batch.filter(|batch| *batch > 1);
-        let batch = batch.map_or_else(String::new, |batch| format!(" in batches of {batch}"));
-        let qps = self.qps.map_or_else(String::new, |qps| format!(", queue pairs {qps}"));
-        format!(
-            "{} of {} B{batch}{response}, queue depth {}{qps}{endpoints}, {participants}, device {}{waiting}{registration}",
-            self.op.unwrap_or(self.bench),
-            self.payload,
-            self.queue_depth,
-            self.device
-        )
+impl Report {
+    pub(crate) fn new(payload: usize, queue_depth: Option<usize>, limit: Option<f64>) -> Report {
+        Report {
+            payload,
+            has_bytes: payload >= LARGE,
+            queue_depth,
+            limit,
+            is_comparable: true,
+            figures: Fields::new(),
+            rows: Vec::new(),
+            details: String::new(),
+        }
     }
-}
-
-/// Everything that a benchmark measured.
-pub(crate) struct Measurements<'a> {
-    pub(crate) ops: u64,
-    pub(crate) seconds: f64,
-    pub(crate) ops_per_s: f64,
-    pub(crate) latency: &'a Histogram,
-    pub(crate) errors: u64,
-    pub(crate) counters: BTreeMap<String, u64>,
-    /// Throughput of the same RPCs with one SEND per message, if it was measured.
-    pub(crate) sends_ops_per_s: Option<f64>,
-    /// The same operations without an endpoint, if that was measured.
-    pub(crate) beside_device: Option<Beside>,
-    /// How long it takes to start an operation, if that was measured.
-    pub(crate) issue_p50_ns: Option<u64>,
-    pub(crate) limits: Limits,
-}
-
-/// Another way to do the same, measured in the same run.
-#[derive(Clone, Copy)]
-pub(crate) struct Beside {
-    pub(crate) ops_per_s: f64,
-    pub(crate) p50_ns: u64,
-}
-
-/// What the machine allows; a limit that was not measured is `None`.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Limits {
-    /// Round trip of one cache line.
-    pub(crate) cache_line_ns: Option<f64>,
-    /// Throughput of the plain code that the result is compared with.
-    pub(crate) ops_per_s: Option<f64>,
-    pub(crate) in_place_ops_per_s: Option<f64>,
-    pub(crate) two_rings_ops_per_s: Option<f64>,
-    /// Copies per second by memcpy of the same payload.
-    pub(crate) copies_per_s: Option<f64>,
 }
 
 /// The JSON object that `--json` prints. Limits are absent if the two sides are on different machines. Ratios are absent if the
 /// limit measures something else than the benchmark.
 #[derive(Debug, Serialize)]
 pub struct Summary {
+    bench: &'static str,
+    device: String,
     #[serde(flatten)]
-    setup: Setup,
+    options: Fields,
+    processes: bool,
+    /// The cores of the leading side, of the other side, and of further ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cores: Option<Vec<usize>>,
     ops: u64,
     seconds: f64,
     ops_per_s: f64,
@@ -133,25 +87,11 @@ pub struct Summary {
     p99_ns: u64,
     p999_ns: u64,
     /// Operations that failed or carried wrong data.
-    pub errors: u64,
+    errors: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes_per_s: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    messages_per_batch: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sends_ops_per_s: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    batching_gain: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    issue_p50_ns: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device_ops_per_s: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device_p50_ns: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ratio_to_device: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    latency_to_device: Option<f64>,
+    #[serde(flatten)]
+    figures: Fields,
     counters: BTreeMap<String, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_ns: Option<f64>,
@@ -169,112 +109,103 @@ pub struct Summary {
     latency_to_limit: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes_to_limit: Option<f64>,
+    #[serde(skip)]
+    as_json: bool,
+    #[serde(skip)]
+    what: String,
+    #[serde(skip)]
+    rows: Vec<Row>,
+    #[serde(skip)]
+    details: String,
 }
 
 impl Summary {
-    pub(crate) fn new(setup: Setup, measurements: &Measurements<'_>) -> Summary {
-        let Measurements {
-            ops,
-            seconds,
-            ops_per_s,
-            latency,
-            errors,
-            ref counters,
-            sends_ops_per_s,
-            beside_device,
-            issue_p50_ns,
-            limits,
-        } = *measurements;
-        let quantile = |q| latency.quantile(q).unwrap_or(0);
-        let p50_ns = quantile(0.5);
-        let bytes = |ops: f64| Some(ops * setup.payload as f64).filter(|_| setup.payload >= LARGE);
-        let bytes_per_s = bytes(ops_per_s);
-        let limit_bytes_per_s = limits.copies_per_s.and_then(bytes);
-        // The limits are measured with one client.
-        let comparable = setup.clients.is_none_or(|clients| clients == 1);
+    pub(crate) fn new(job: Job<'_>, report: Report, measured: &Measured) -> Summary {
+        let Report { payload, has_bytes, queue_depth, limit, is_comparable, .. } = report;
+        let main = &measured.outcomes[0];
+        let quantile = |q| main.counts.latency.quantile(q).unwrap_or(0);
+        let ops_per_s = measured.rate(Role::Main).unwrap_or(0.0);
+        let bytes = |ops: f64| has_bytes.then_some(ops * payload as f64);
+        let (bytes_per_s, limit_bytes_per_s) =
+            (bytes(ops_per_s), measured.rate(Role::Memcpy).and_then(bytes));
+        let limit_ns = measured.median_latency(Role::CacheLine).map(CacheLinePingPong::one_round_trip);
         let ratio = |figure: f64, limit: Option<f64>| {
-            limit.filter(|_| comparable).map(|limit| round(figure / limit, 1e4))
+            limit.filter(|limit| is_comparable && *limit > 0.0).map(|limit| round(figure / limit, 1e4))
         };
         Summary {
-            ops,
-            seconds: round(seconds, 1e6),
+            bench: job.bench,
+            device: job.device,
+            options: job.options,
+            processes: measured.processes,
+            cores: measured.cores.clone(),
+            ops: main.slices.iter().map(|slice| slice.operations).sum(),
+            seconds: round(main.slices.iter().map(|slice| slice.time).sum::<Duration>().as_secs_f64(), 1e6),
             ops_per_s: round(ops_per_s, 1.0),
-            p50_ns,
+            p50_ns: quantile(0.5),
             p99_ns: quantile(0.99),
             p999_ns: quantile(0.999),
-            errors,
+            errors: measured.outcomes.iter().map(|outcome| outcome.counts.errors).sum(),
             bytes_per_s: bytes_per_s.map(f64::round),
-            messages_per_batch: messages_per_batch(counters),
-            sends_ops_per_s: sends_ops_per_s.map(f64::round),
-            batching_gain: sends_ops_per_s.map(|sends| round(ops_per_s / sends, 100.0)),
-            issue_p50_ns,
-            device_ops_per_s: beside_device.map(|device| device.ops_per_s.round()),
-            device_p50_ns: beside_device.map(|device| device.p50_ns),
-            ratio_to_device: beside_device.map(|device| round(ops_per_s / device.ops_per_s, 1e4)),
-            latency_to_device: beside_device
-                .filter(|device| device.p50_ns > 0)
-                .map(|device| round(p50_ns as f64 / device.p50_ns as f64, 1e4)),
-            counters: counters.clone(),
-            limit_ns: limits.cache_line_ns.map(|ns| round(ns, 10.0)),
-            limit_ops_per_s: limits.ops_per_s.map(f64::round),
-            limit_in_place_ops_per_s: limits.in_place_ops_per_s.map(f64::round),
-            limit_two_rings_ops_per_s: limits.two_rings_ops_per_s.map(f64::round),
+            figures: report.figures,
+            counters: main.counts.counters.clone(),
+            limit_ns: limit_ns.map(|ns| round(ns, 10.0)),
+            limit_ops_per_s: limit.map(f64::round),
+            limit_in_place_ops_per_s: measured.rate(Role::InPlace).map(f64::round),
+            limit_two_rings_ops_per_s: measured.rate(Role::TwoRings).map(f64::round),
             limit_bytes_per_s: limit_bytes_per_s.map(f64::round),
-            ratio_to_limit: ratio(ops_per_s, limits.ops_per_s),
-            latency_to_limit: ratio(p50_ns as f64, limits.cache_line_ns.filter(|_| setup.queue_depth == 1)),
+            ratio_to_limit: ratio(ops_per_s, limit),
+            latency_to_limit: ratio(quantile(0.5) as f64, limit_ns.filter(|_| queue_depth == Some(1))),
             bytes_to_limit: bytes_per_s.and_then(|bytes| ratio(bytes, limit_bytes_per_s)),
-            setup,
+            as_json: job.common.json,
+            what: format!("{}, {}", job.what, participants(job.ranks, measured)),
+            rows: report.rows,
+            details: report.details,
         }
     }
 
+    /// Prints it to standard output, as the options of the benchmark ask. Messages with wrong data are an error.
+    pub fn print(&self) -> Result<(), Error> {
+        output::print(&if self.as_json { output::json(self)? } else { self.table() })?;
+        if self.errors > 0 { Err(Error::WrongData(self.errors)) } else { Ok(()) }
+    }
+
     /// The result as a table: crosstie beside the limits of the machine.
-    pub fn table(&self) -> String {
+    fn table(&self) -> String {
+        let ratio = |ratio: Option<f64>| ratio.map_or_else(dash, |ratio| format!("{ratio:.2}"));
+        let limit = |limit: Option<f64>| limit.map_or_else(dash, scaled);
         let mut rows = vec![[String::new(), "crosstie".into(), "limit".into(), "ratio".into()]];
-        let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
+        let operations = scaled(self.ops_per_s);
         rows.push([
             "operations/s".into(),
-            scaled(self.ops_per_s),
-            self.limit_ops_per_s.map_or_else(|| "-".into(), scaled),
+            operations,
+            limit(self.limit_ops_per_s),
             ratio(self.ratio_to_limit),
         ]);
         if let Some(bytes) = self.bytes_per_s {
-            let limit = self.limit_bytes_per_s.map_or_else(|| "-".into(), scaled);
-            rows.push(["bytes/s".into(), scaled(bytes), limit, ratio(self.bytes_to_limit)]);
+            let memcpy = limit(self.limit_bytes_per_s);
+            rows.push(["bytes/s".into(), scaled(bytes), memcpy, ratio(self.bytes_to_limit)]);
         }
-        let round_trip = self.limit_ns.map_or_else(|| "-".into(), |ns| time(ns.round() as u64));
+        let round_trip = self.limit_ns.map_or_else(dash, |ns| time(ns.round() as u64));
         // One cache line says nothing about a batch of many blocks.
-        let latency_to_limit = self.latency_to_limit.filter(|_| self.issue_p50_ns.is_none());
+        let latency_to_limit = self.latency_to_limit.filter(|_| !self.figures.contains_key("issue_p50_ns"));
         rows.push(["p50".into(), time(self.p50_ns), round_trip, ratio(latency_to_limit)]);
-        for (name, ns) in [("p99", self.p99_ns), ("p99.9", self.p999_ns)] {
-            rows.push([name.into(), time(ns), "-".into(), "-".into()]);
-        }
+        rows.extend([row("p99", time(self.p99_ns)), row("p99.9", time(self.p999_ns))]);
         for (name, limit) in [
             ("plain code, in place", self.limit_in_place_ops_per_s),
             ("plain code, two rings", self.limit_two_rings_ops_per_s),
         ] {
-            rows.extend(limit.map(|limit| [name.into(), "-".into(), scaled(limit), "-".into()]));
+            rows.extend(limit.map(|limit| [name.into(), dash(), scaled(limit), dash()]));
         }
-        if let Some(messages) = self.messages_per_batch {
-            rows.push(["messages per batch".into(), format!("{messages:.1}"), "-".into(), "-".into()]);
-        }
-        if let (Some(sends), Some(gain)) = (self.sends_ops_per_s, self.batching_gain) {
-            rows.push(["one SEND per message".into(), scaled(sends), "-".into(), "-".into()]);
-            rows.push(["batching gain".into(), format!("{gain:.1} x"), "-".into(), "-".into()]);
-        }
-        if let Some(ns) = self.issue_p50_ns {
-            rows.push(["starting a batch, p50".into(), time(ns), "-".into(), "-".into()]);
-        }
-        if let (Some(device), Some(ns)) = (self.device_ops_per_s, self.device_p50_ns) {
-            rows.push(["device alone".into(), "-".into(), scaled(device), ratio(self.ratio_to_device)]);
-            rows.push(["device alone, p50".into(), "-".into(), time(ns), ratio(self.latency_to_device)]);
-        }
+        rows.extend_from_slice(&self.rows);
         let counters: Vec<String> =
             self.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
         format!(
-            "{}\n\n{}\n{} operations in {:.2} s, {} errors; {}\n\
+            "{}, device {}\n\n{}\n{}{} operations in {:.2} s, {} errors; {}\n\
              limit: minimal code for the same operations; for p50, the round trip of one cache line; for bytes, memcpy\n",
-            self.setup.title(self.limit_ns.is_none()),
+            self.what,
+            self.device,
             table::figures(&rows),
+            self.details,
             self.ops,
             self.seconds,
             self.errors,
@@ -283,12 +214,17 @@ impl Summary {
     }
 }
 
-/// Average number of messages in a batch.
-fn messages_per_batch(counters: &BTreeMap<String, u64>) -> Option<f64> {
-    let (batched, batches) = (*counters.get("batched")?, *counters.get("batches")?);
-    (batches > 0).then(|| round(batched as f64 / batches as f64, 100.0))
+/// How many threads or processes there are, and where.
+fn participants(ranks: usize, measured: &Measured) -> String {
+    let kind = if measured.processes { "processes" } else { "threads" };
+    let cores = measured.cores.as_ref().map_or_else(
+        || "placed by the system".to_owned(),
+        |cores| format!("on cores {}", cores.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+    );
+    format!("{ranks} {kind} {cores}")
 }
 
-fn round(figure: f64, steps: f64) -> f64 {
+/// Rounds to so many steps of 1.
+pub(crate) fn round(figure: f64, steps: f64) -> f64 {
     (figure * steps).round() / steps
 }

@@ -2,6 +2,9 @@
 
 use std::fmt::Display;
 
+/// Shown in place of a figure that was not measured.
+pub(crate) const DASH: &str = "-";
+
 /// A table whose columns are all left-aligned. Every row has as many cells as the first.
 pub fn left<T: Display>(rows: &[impl AsRef<[T]>]) -> String {
     aligned(rows, |_| true)

@@ -14,17 +14,6 @@ pub enum Wait {
     Park,
 }
 
-impl Wait {
-    /// Its name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Wait::Spin => "spin",
-            Wait::Adaptive => "adaptive",
-            Wait::Park => "park",
-        }
-    }
-}
-
 impl From<Wait> for WaitStrategy {
     fn from(wait: Wait) -> WaitStrategy {
         match wait {

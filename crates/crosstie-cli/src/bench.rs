@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
-use crosstie_bench::summary::Summary;
 use crosstie_bench::{copyrpc, demo, device, endpoint, group, node, rails};
 
 use crate::error::Error;
@@ -48,53 +47,27 @@ pub(crate) fn demo(arguments: &demo::Arguments) -> Result<(), Error> {
     Ok(demo::run(arguments, interrupt_flag()?.as_ref())?)
 }
 
-/// `crosstie bench NAME`.
+/// `crosstie bench NAME`. Only the leading rank has a result to print.
 pub(crate) fn run(command: &Command) -> Result<(), Error> {
-    let (kind, arguments) = match command {
-        Command::Device(arguments) => {
-            return print_summary(device::run(&device::Plan::new(arguments)?)?, arguments.json);
-        }
-        Command::Copyrpc(arguments) => {
-            return print_summary(copyrpc::run(&copyrpc::Plan::new(arguments)?)?, arguments.json);
-        }
-        Command::Rails(arguments) => {
-            let summary = rails::run(&rails::Plan::new(arguments)?)?;
-            crate::print(&if arguments.json { crate::json(&summary)? } else { summary.table() })?;
-            return match summary.errors() {
-                0 => Ok(()),
-                errors => Err(crosstie_bench::Error::WrongData(errors).into()),
-            };
-        }
-        Command::Lock(arguments) => return run_group(group::Kind::Lock, arguments),
-        Command::Barrier(arguments) => return run_group(group::Kind::Barrier, arguments),
-        Command::Message(arguments) => return run_group(group::Kind::Message, arguments),
-        Command::Endpoint(arguments) => {
-            return print_summary(endpoint::run(&endpoint::Plan::new(arguments)?)?, arguments.json);
-        }
+    let summary = match command {
+        Command::Device(arguments) => arguments.run()?,
+        Command::Ipc(arguments) => arguments.run(node::Kind::Ipc)?,
+        Command::Delegation(arguments) => arguments.run(node::Kind::Delegation)?,
+        Command::Flux(arguments) => arguments.run(node::Kind::Flux)?,
+        Command::Copyrpc(arguments) => arguments.run()?,
+        Command::Rails(arguments) => Some(arguments.run()?),
+        Command::Lock(arguments) => arguments.run(group::Kind::Lock)?,
+        Command::Barrier(arguments) => arguments.run(group::Kind::Barrier)?,
+        Command::Message(arguments) => arguments.run(group::Kind::Message)?,
+        Command::Endpoint(arguments) => arguments.run()?,
         Command::Kv(arguments) => return Ok(kv::run(arguments, interrupt_flag()?.as_ref())?),
         Command::KvClient => {
             // The first signal does not end a client: its node does, so that the last operations are counted.
             interrupt_flag()?;
             return Ok(kv::client()?);
         }
-        Command::Ipc(arguments) => (node::Kind::Ipc, arguments),
-        Command::Delegation(arguments) => (node::Kind::Delegation, arguments),
-        Command::Flux(arguments) => (node::Kind::Flux, arguments),
     };
-    print_summary(node::run(&node::Plan::new(kind, arguments)?)?, arguments.json)
-}
-
-fn run_group(kind: group::Kind, arguments: &group::Arguments) -> Result<(), Error> {
-    let Some(summary) = group::run(&group::Plan::new(kind, arguments)?)? else { return Ok(()) };
-    crate::print(&if arguments.json { crate::json(&summary)? } else { summary.table() })?;
-    if summary.errors > 0 { Err(crosstie_bench::Error::WrongData(summary.errors).into()) } else { Ok(()) }
-}
-
-/// Prints the result, if this process is the leading rank.
-fn print_summary(summary: Option<Summary>, as_json: bool) -> Result<(), Error> {
-    let Some(summary) = summary else { return Ok(()) };
-    crate::print(&if as_json { crate::json(&summary)? } else { summary.table() })?;
-    if summary.errors > 0 { Err(crosstie_bench::Error::WrongData(summary.errors).into()) } else { Ok(()) }
+    Ok(summary.map_or(Ok(()), |summary| summary.print())?)
 }
 
 /// Installs the signal handlers and returns the flag that the first SIGINT or SIGTERM sets.

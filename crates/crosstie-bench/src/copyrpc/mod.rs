@@ -1,255 +1,173 @@
 //! `crosstie bench copyrpc`: RPC between two nodes, compared with what the machine allows.
 //!
-//! There are two sides: two threads or two processes, each pinned to its own core, or two hosts. The leading side is the client and
-//! uses the measured loop of `bench ipc`. The other side is the server; a last request tells it that the slice is over. Slices of
-//! copyrpc alternate with slices of the limits, if both sides share memory. With `--beside-sends`, the same exchange with one SEND per
-//! message over the same device is measured, too. All slices run under the same load of the machine, so the medians over the slices
-//! can be compared.
+//! The leading side is the client and uses the measured loop of `bench ipc`. The other side is the server; a last request tells it that
+//! the slice is over. With `--beside-sends`, the same exchange with one SEND per message over the same device is measured, too.
 
 mod peer;
-mod plan;
-mod role;
 mod send_baseline;
+mod side;
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use crosstie::copyrpc::EndpointConfig;
 
-use crosstie::telemetry::Histogram;
-use zerocopy::IntoBytes;
-
-pub use plan::{Arguments, Plan};
-
-use self::peer::{COUNTERS, CopyrpcPeer, CounterSums, Message};
-use self::role::Role;
+use self::peer::{CopyrpcPeer, Message};
 use self::send_baseline::SendBaseline;
-use super::collective::Collective;
-use super::limits::{self, CacheLinePingPong, Memcpy, PlainExchange, TakeResponses, Throughput};
-use super::node::plan::RegionLayout;
-use super::pair::{Pair, PairMember};
-use super::progress::Progress;
-use super::shared_region::SharedRegion;
-use super::spin_wait::SpinWait;
-use super::summary::{self, LARGE, Measurements, Setup, Summary};
 use crate::error::Error;
-use crate::median::median;
+use crate::limits::{self, PlainRpc};
+use crate::node::rpc_loop::check_all_answered;
+use crate::options::{Common, Sides, check_memory, within};
+use crate::runner::{self, Benchmark, Contender, Job, Measured, Rank, Role};
+use crate::shared_region::SharedRegion;
+use crate::summary::{Report, Summary, fields, round, row};
+use crate::units::scaled;
 
-/// Runs the benchmark. Returns the summary in the process that leads.
-pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
-    // Common payload sizes use fixed-size types, as an application would; other sizes use byte slices.
-    let run_member = match plan.payload {
-        payload if payload != plan.response => run_member::<[u8]>,
-        8 => run_member::<[u8; 8]>,
-        32 => run_member::<[u8; 32]>,
-        64 => run_member::<[u8; 64]>,
-        _ => run_member::<[u8]>,
-    };
-    let pair = Pair {
-        bench: "copyrpc",
-        devices: &plan.devices,
-        processes: plan.processes,
-        command_line: plan.command_line(),
-        region: RegionLayout::new(plan.payload, plan.depth).len,
-    };
-    pair.run(|member| run_member(plan, member))
+/// The smallest payload: the 8-byte number by which a response is verified.
+const MIN_PAYLOAD: u64 = 8;
+const MAX_PAYLOAD: u64 = 16 << 20;
+/// Limit of the memory for messages in flight, and of the memory for the rings of one side.
+const MAX_MEMORY: usize = 256 << 20;
+/// With many endpoints the rings are smaller than by default, so that together they take at most this.
+const DEFAULT_MEMORY: usize = 64 << 20;
+/// Upper limit of what a message needs in a ring in addition to its payload.
+const MAX_OVERHEAD: usize = 128;
+
+/// RPC by RDMA writes that batches many calls into one RDMA WRITE with immediate.
+///
+/// There are one client and one server, each a thread or a process, or started on two hosts by a launcher. If both are on one
+/// machine, the result is compared with minimal code that makes the same exchange between the same two cores at the same depth:
+/// one ring per direction, with as many slots as the depth or four times that, whichever is faster. Short slices of the benchmark
+/// and of that code alternate. Latencies are round trips: of every 32nd request, or of every request from 4 KiB on.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    sides: Sides,
+    /// Bytes of a request, and of its response.
+    #[arg(long, value_name = "BYTES", default_value_t = 32, value_parser = within(MIN_PAYLOAD..=MAX_PAYLOAD))]
+    payload: usize,
+    /// Bytes of a response, if different from those of a request. The result then has no limits to compare with.
+    #[arg(long, value_name = "BYTES", value_parser = within(MIN_PAYLOAD..=MAX_PAYLOAD))]
+    response: Option<usize>,
+    /// Requests in flight, over all endpoints.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=4096))]
+    queue_depth: usize,
+    /// Endpoints of the client's context; calls use them in turn.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=1024))]
+    endpoints: usize,
+    /// Also measure the same exchange with one SEND per message over the same device, to show what batching gains.
+    #[arg(long)]
+    beside_sends: bool,
 }
 
-/// What the leading side measured.
-#[derive(Default)]
-struct Measured {
-    copyrpc: Vec<Throughput>,
-    sends: Vec<Throughput>,
-    /// Times that [`CacheLinePingPong::lead`] recorded.
-    cache_line_times: Histogram,
-    two_rings: Vec<Throughput>,
-    large_rings: Vec<Throughput>,
-    memcpy: Vec<Throughput>,
-}
-
-/// Runs one side, from opening its device to the summary.
-fn run_member<M: Message + ?Sized>(
-    plan: &Plan,
-    mut member: PairMember<'_>,
-) -> Result<Option<Summary>, Error> {
-    let PairMember { rank, region, processes, cores, spin, .. } = member;
-    let opened = member.device().and_then(|device| {
-        let sends = plan.beside_sends.then(|| SendBaseline::open(plan, &device, rank == 0)).transpose()?;
-        Ok((CopyrpcPeer::<M>::open(plan, device, rank == 0)?, sends))
-    });
-    let collective = &mut member.collective;
-    let (peer, sends) = collective.agree(opened)?;
-    let addresses = collective.exchange(Ok(peer.address_bytes()))?;
-    collective.barrier(peer.connect(&addresses))?;
-    let mut copyrpc = Role::new(peer, rank, plan.payload, plan.depth, spin);
-    let mut sends = match sends {
-        None => None,
-        Some(mut sends) => {
-            let address = collective.exchange(Ok(sends.address_bytes()))?;
-            collective.barrier(sends.connect(&address))?;
-            Some(Role::new(sends, rank, plan.payload, plan.depth, spin))
-        }
-    };
-    member.pin()?;
-
-    let mut collective = member.collective;
-    let mut plain = region.map(|region| PlainLimits::new(plan, region, spin, collective.is_leader()));
-    let (count, slice) = plan.time.slices();
-    let mut progress = Progress::new(&describe(plan), u64::from(count), collective.is_leader());
-    let mut measured = Measured::default();
-    for at in 0..=count {
-        if at == 1 {
-            // The first slice was the warm-up.
-            measured = Measured::default();
-            copyrpc.rpc().counter_sums = CounterSums::default();
-            copyrpc.reset_counters();
-            sends.iter_mut().for_each(Role::reset_counters);
-        }
-        let outcome = copyrpc.run_slice(slice, spin).map(|throughput| measured.copyrpc.extend(throughput));
-        collective.barrier(outcome)?;
-        if let Some(sends) = &mut sends {
-            let outcome = sends.run_slice(slice, spin).map(|throughput| measured.sends.extend(throughput));
-            collective.barrier(outcome)?;
-        }
-        if let Some(plain) = &mut plain {
-            plain.run_slices(slice, &mut collective, &mut measured)?;
-        }
-        progress.show(u64::from(at));
+impl Arguments {
+    /// Runs the benchmark. Returns the result in the process that leads.
+    pub fn run(&self) -> Result<Option<Summary>, Error> {
+        let Arguments { payload, queue_depth, endpoints, .. } = *self;
+        self.sides.check()?;
+        let in_flight = payload.max(self.response()).max(64) * queue_depth;
+        let rings = self.endpoint().ring * endpoints;
+        let options = format!("--payload {payload}, --queue-depth {queue_depth} and --endpoints {endpoints}");
+        check_memory(&options, in_flight.max(rings), MAX_MEMORY)?;
+        runner::run(self)
     }
-    drop(progress);
 
-    let counter_sums = copyrpc.rpc().counter_sums;
-    let send_responses = sends.as_ref().map_or(0, Role::responses);
-    let words: Vec<u64> = counter_sums.into_iter().chain([copyrpc.responses(), send_responses]).collect();
-    let peer_bytes = collective.exchange(Ok(words.as_bytes().to_vec()))?;
-    let Role::Client(client) = copyrpc else { return Ok(None) };
-    let (peer_words, []) = peer_bytes.as_chunks::<8>() else { return Err(Error::Protocol) };
-    let peer_words: Vec<u64> = peer_words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
-    let [peer_sums @ .., responses, send_responses] = peer_words.as_slice() else {
-        return Err(Error::Protocol);
-    };
-    if peer_sums.len() != counter_sums.len() {
-        return Err(Error::Protocol);
+    fn response(&self) -> usize {
+        self.response.unwrap_or(self.payload)
     }
-    let total: Vec<u64> = counter_sums.iter().zip(peer_sums).map(|(own, peer)| own + peer).collect();
-    let mut errors = client.tally.errors_given_responses(*responses);
-    if let Some(Role::Client(sends)) = &sends {
-        errors += sends.tally.errors_given_responses(*send_responses);
+
+    /// Rings of the default size; larger if the calls in flight would not fit, smaller if there are many endpoints.
+    fn endpoint(&self) -> EndpointConfig {
+        let depth = self.queue_depth.div_ceil(self.endpoints);
+        // A quarter of the ring is for responses. Their credit counts twice, and the rest is for requests.
+        let needed = (4 * depth * (self.payload.max(self.response()) + MAX_OVERHEAD)).next_power_of_two();
+        let default_size =
+            (DEFAULT_MEMORY / self.endpoints.next_power_of_two()).min(EndpointConfig::default().ring);
+        let ring = needed.max(default_size);
+        EndpointConfig {
+            ring,
+            credit: ring / 4,
+            pending_calls: self.queue_depth,
+            bulk: 0,
+            ..EndpointConfig::default()
+        }
     }
-    Ok(Some(summarize(plan, processes, cores, &measured, &client.tally.latency, &total, errors)))
+
+    fn open_peer<'a, M: Message + ?Sized>(&self, rank: &mut Rank<'a>) -> Result<Vec<Contender<'a>>, Error> {
+        let (device, leads) = (rank.device()?, rank.number == 0);
+        let peer = CopyrpcPeer::<M>::open(self, device.clone(), leads);
+        let mut contenders = vec![side::connect(Role::Main, self, rank, peer)?];
+        if self.beside_sends {
+            let sends = SendBaseline::open(self, &device, leads);
+            contenders.push(side::connect(Role::Beside, self, rank, sends)?);
+        }
+        Ok(contenders)
+    }
 }
 
-/// Measures the limits on one side.
-struct PlainLimits<'a> {
-    cache_line: CacheLinePingPong<'a>,
-    two_rings: Option<Box<dyn PlainExchange + 'a>>,
-    large_rings: Option<Box<dyn PlainExchange + 'a>>,
-    memcpy: Option<Memcpy>,
-}
+impl Benchmark for Arguments {
+    fn job(&self) -> Job<'_> {
+        let Arguments { payload, queue_depth, endpoints, beside_sends, .. } = *self;
+        let response = self.response.filter(|response| *response != payload);
+        let responses = response.map_or_else(String::new, |bytes| format!(" with {bytes} B responses"));
+        let beside = if beside_sends { ", beside one SEND per message" } else { "" };
+        Job {
+            what: format!(
+                "copyrpc of {payload} B{responses}, queue depth {queue_depth}, endpoints {endpoints}{beside}"
+            ),
+            options: fields([
+                ("payload", payload.into()),
+                ("response", response.into()),
+                ("queue_depth", queue_depth.into()),
+                ("endpoints", endpoints.into()),
+            ]),
+            region: PlainRpc::new(payload, queue_depth).region_len(),
+            ..Job::of_two("copyrpc", self.common, &self.sides)
+        }
+    }
 
-impl<'a> PlainLimits<'a> {
-    fn new(plan: &Plan, region: &'a SharedRegion, spin: SpinWait, leads: bool) -> PlainLimits<'a> {
-        let Plan { payload, depth, .. } = *plan;
-        let layout = RegionLayout::new(payload, depth);
+    fn open<'a>(&'a self, rank: &mut Rank<'a>) -> Result<Vec<Contender<'a>>, Error> {
+        // Common payload sizes use fixed-size types, as an application would; other sizes use byte slices.
+        match self.payload {
+            payload if payload != self.response() => self.open_peer::<[u8]>(rank),
+            8 => self.open_peer::<[u8; 8]>(rank),
+            32 => self.open_peer::<[u8; 32]>(rank),
+            64 => self.open_peer::<[u8; 64]>(rank),
+            _ => self.open_peer::<[u8]>(rank),
+        }
+    }
+
+    fn limits<'a>(&'a self, rank: &Rank<'a>, region: &'a SharedRegion) -> Vec<Contender<'a>> {
+        let Arguments { payload, queue_depth, .. } = *self;
+        let mut limits = vec![limits::cache_line(rank, region)];
         // In the plain code a response is as long as its request.
-        let comparable = payload == plan.response;
-        let rings = |(offset, slots)| limits::two_rings(region, offset, payload, depth, slots, spin);
-        PlainLimits {
-            cache_line: CacheLinePingPong::new(region, spin),
-            two_rings: comparable.then(|| rings((layout.two_rings, depth))),
-            large_rings: layout.large_rings.filter(|_| comparable).map(rings),
-            memcpy: (leads && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
+        if payload == self.response() {
+            limits.extend(PlainRpc::new(payload, queue_depth).with_two_rings(rank, region));
         }
+        limits.extend(limits::memcpy(rank, payload, queue_depth));
+        limits
     }
 
-    /// Runs one slice of every limit.
-    fn run_slices(
-        &mut self,
-        slice: Duration,
-        collective: &mut Collective<'_>,
-        measured: &mut Measured,
-    ) -> Result<(), Error> {
-        let leads = collective.is_leader();
-        let slice = slice / 3;
-        let cache_line_times = &mut measured.cache_line_times;
-        collective.barrier(if leads {
-            self.cache_line.lead(slice, cache_line_times)
-        } else {
-            self.cache_line.follow()
-        })?;
-        let mut run_slice = |exchange: &mut Box<dyn PlainExchange + '_>,
-                             throughputs: &mut Vec<Throughput>| {
-            let outcome = if leads {
-                exchange.lead(slice, TakeResponses::One).map(|throughput| throughputs.push(throughput))
-            } else {
-                exchange.follow()
-            };
-            collective.barrier(outcome)
-        };
-        if let Some(rings) = &mut self.two_rings {
-            run_slice(rings, &mut measured.two_rings)?;
+    fn report(&self, measured: &mut Measured) -> Report {
+        measured.outcomes.iter_mut().for_each(|outcome| check_all_answered(&mut outcome.counts));
+        let counts = measured.counts();
+        // Those of the library say the same.
+        counts.counters.retain(|name, _| !["requests", "refused", "responses"].contains(&name.as_str()));
+        let [calls, replies, batches, batched] =
+            ["calls", "replies", "batches", "batched"].map(|name| counts.counter(name));
+        counts.counters.insert("messages".into(), calls + replies);
+        let mut report = Report::new(self.payload, Some(self.queue_depth), measured.rate(Role::TwoRings));
+        if batches > 0 {
+            let messages = round(batched as f64 / batches as f64, 100.0);
+            report.figures.insert("messages_per_batch", messages.into());
+            report.rows.push(row("messages per batch", format!("{messages:.1}")));
         }
-        if let Some(rings) = &mut self.large_rings {
-            run_slice(rings, &mut measured.large_rings)?;
+        if let (Some(rate), Some(sends)) = (measured.rate(Role::Main), measured.rate(Role::Beside)) {
+            let gain = round(rate / sends, 100.0);
+            report.figures.insert("sends_ops_per_s", sends.round().into());
+            report.figures.insert("batching_gain", gain.into());
+            report.rows.push(row("one SEND per message", scaled(sends)));
+            report.rows.push(row("batching gain", format!("{gain:.1} x")));
         }
-        if let Some(memcpy) = &mut self.memcpy {
-            measured.memcpy.push(memcpy.run(slice));
-        }
-        collective.barrier(Ok(()))
+        report
     }
-}
-
-fn summarize(
-    plan: &Plan,
-    processes: bool,
-    cores: Option<[usize; 2]>,
-    measured: &Measured,
-    latency: &Histogram,
-    counter_sums: &[u64],
-    errors: u64,
-) -> Summary {
-    let Measured { copyrpc, sends, cache_line_times, two_rings, large_rings, memcpy } = measured;
-    let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
-    let limit = [two_rings, large_rings].into_iter().filter_map(|throughputs| per_second(throughputs));
-    let limit = limit.reduce(f64::max);
-    let names = COUNTERS.map(|(name, _)| name.to_owned());
-    let mut counters: BTreeMap<String, u64> = names.into_iter().zip(counter_sums.iter().copied()).collect();
-    counters.insert("messages".into(), counters["calls"] + counters["replies"]);
-    let setup = Setup {
-        bench: "copyrpc",
-        device: plan.devices.to_string(),
-        op: None,
-        payload: plan.payload,
-        batch: None,
-        qps: None,
-        queue_depth: plan.depth,
-        clients: None,
-        response: Some(plan.response).filter(|response| *response != plan.payload),
-        endpoints: Some(plan.endpoints),
-        processes,
-        waiting: None,
-        registered_in_place: None,
-        cores: cores.map(Vec::from),
-    };
-    let measurements = Measurements {
-        ops: copyrpc.iter().map(|throughput| throughput.operations).sum(),
-        seconds: copyrpc.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
-        ops_per_s: per_second(copyrpc).unwrap_or(0.0),
-        latency,
-        errors,
-        counters,
-        sends_ops_per_s: per_second(sends),
-        beside_device: None,
-        issue_p50_ns: None,
-        limits: summary::Limits {
-            cache_line_ns: CacheLinePingPong::median(cache_line_times),
-            ops_per_s: limit,
-            two_rings_ops_per_s: limit,
-            copies_per_s: per_second(memcpy),
-            ..summary::Limits::default()
-        },
-    };
-    Summary::new(setup, &measurements)
-}
-
-fn describe(plan: &Plan) -> String {
-    format!("copyrpc {} B depth {}", plan.payload, plan.depth)
 }

@@ -7,11 +7,12 @@ use crosstie::copyrpc::{self, CallFailed, Config, Context, Counters, Endpoint, E
 use crosstie::device::{ConnectConfig, Device};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::Plan;
-use super::role::{END, RpcPeer};
+use super::Arguments;
+use super::side::{END, RpcPeer};
 use crate::error::Error;
 use crate::node::payload::Payload;
 use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
+use crate::runner::Connect;
 
 /// The payload of a request or response, and how its receiver reads it.
 pub(super) trait Message: Payload + AsRef<[u8]> {
@@ -41,7 +42,7 @@ impl Message for [u8] {
 /// A counter of a context: its name, and how to read it.
 type Counter = (&'static str, fn(&Counters) -> u64);
 
-pub(super) const COUNTERS: [Counter; 15] = [
+const COUNTERS: [Counter; 15] = [
     ("calls", |counters| counters.calls),
     ("replies", |counters| counters.replies),
     ("unanswered", |counters| counters.unanswered),
@@ -60,7 +61,7 @@ pub(super) const COUNTERS: [Counter; 15] = [
 ];
 
 /// Sums of the counters over all slices, without the request that ends a slice, in the order of [`COUNTERS`].
-pub(super) type CounterSums = [u64; COUNTERS.len()];
+type CounterSums = [u64; COUNTERS.len()];
 
 /// The context and the endpoints of one side, client or server.
 pub(super) struct CopyrpcPeer<M: Message + ?Sized> {
@@ -75,12 +76,12 @@ pub(super) struct CopyrpcPeer<M: Message + ?Sized> {
     /// Whether the request that ends the slice has arrived.
     over: bool,
     counters_at_start: Counters,
-    pub(super) counter_sums: CounterSums,
+    counter_sums: CounterSums,
 }
 
 impl<M: Message + ?Sized> CopyrpcPeer<M> {
-    pub(super) fn open(plan: &Plan, device: Device, leads: bool) -> Result<CopyrpcPeer<M>, Error> {
-        let Plan { payload, response, .. } = *plan;
+    pub(super) fn open(plan: &Arguments, device: Device, leads: bool) -> Result<CopyrpcPeer<M>, Error> {
+        let (payload, response) = (plan.payload, plan.response());
         let (sent_len, received_len) = if leads { (payload, response) } else { (response, payload) };
         let config = Config { max_endpoints: plan.endpoints, ..Config::default() };
         let context = Context::new(device, &config)?;
@@ -99,31 +100,34 @@ impl<M: Message + ?Sized> CopyrpcPeer<M> {
         })
     }
 
-    /// The addresses of the endpoints, for the other side.
-    pub(super) fn address_bytes(&self) -> Vec<u8> {
-        let addresses: Vec<_> = self.endpoints.iter().map(Endpoint::address).collect();
-        addresses.as_bytes().to_vec()
-    }
-
-    /// Connects each endpoint to the other side's with the same number.
-    pub(super) fn connect(&self, address: &[u8]) -> Result<(), Error> {
-        let addresses = <[EndpointAddress]>::ref_from_bytes(address).map_err(|_| Error::Protocol)?;
-        if addresses.len() != self.endpoints.len() {
-            return Err(Error::Protocol);
-        }
-        for (endpoint, address) in self.endpoints.iter().zip(addresses) {
-            endpoint
-                .connect(address, &ConnectConfig::default())
-                .map_err(Error::rpc("connecting an endpoint"))?;
-        }
-        Ok(())
-    }
-
     /// Adds the counters of the slice to the sums.
     fn add_counters(&mut self, now: &Counters) {
         for (sum, (_, count)) in self.counter_sums.iter_mut().zip(COUNTERS) {
             *sum += count(now) - count(&self.counters_at_start);
         }
+    }
+}
+
+impl<M: Message + ?Sized> Connect for CopyrpcPeer<M> {
+    /// The addresses of all endpoints.
+    fn address(&self) -> Vec<u8> {
+        let addresses: Vec<_> = self.endpoints.iter().map(Endpoint::address).collect();
+        addresses.as_bytes().to_vec()
+    }
+
+    /// Connects each endpoint to the other side's with the same number.
+    fn connect(&mut self, address: &[u8]) -> Result<(), Error> {
+        let addresses = <[EndpointAddress]>::ref_from_bytes(address).map_err(|_| Error::Protocol)?;
+        if addresses.len() != self.endpoints.len() {
+            return Err(Error::Protocol);
+        }
+        let connect =
+            |(endpoint, address): (&Endpoint<u64>, _)| endpoint.connect(address, &ConnectConfig::default());
+        self.endpoints
+            .iter()
+            .zip(addresses)
+            .try_for_each(connect)
+            .map_err(Error::rpc("connecting an endpoint"))
     }
 }
 
@@ -148,6 +152,10 @@ impl<M: Message + ?Sized> RpcPeer for CopyrpcPeer<M> {
 
     fn is_over(&self) -> bool {
         self.over
+    }
+
+    fn reset_counters(&mut self) {
+        self.counter_sums = CounterSums::default();
     }
 }
 
@@ -225,5 +233,9 @@ impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         self.context.wait(timeout);
         Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        COUNTERS.iter().zip(self.counter_sums).map(|((name, _), sum)| (*name, sum)).collect()
     }
 }

@@ -13,12 +13,13 @@ use crosstie::device::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::Plan;
-use super::role::{END, RpcPeer};
+use super::Arguments;
+use super::side::{END, RpcPeer};
 use crate::error::Error;
+use crate::limits::LARGE;
 use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
+use crate::runner::Connect;
 use crate::slots::stride;
-use crate::summary::LARGE;
 
 /// SENDs up to this length are inline, if the device supports it.
 const MAX_INLINE: usize = 220;
@@ -64,8 +65,8 @@ struct Outgoing {
 }
 
 impl SendBaseline {
-    pub(super) fn open(plan: &Plan, device: &Device, leads: bool) -> Result<SendBaseline, Error> {
-        let Plan { payload, response, depth, .. } = *plan;
+    pub(super) fn open(plan: &Arguments, device: &Device, leads: bool) -> Result<SendBaseline, Error> {
+        let (payload, response, depth) = (plan.payload, plan.response(), plan.queue_depth);
         let (len, received_len) = if leads { (payload, response) } else { (response, payload) };
         let min_entries = if len.max(received_len) < LARGE { MIN_ENTRIES } else { 2 };
         // One more than the depth: the request that ends a slice.
@@ -112,17 +113,6 @@ impl SendBaseline {
             over: false,
             _pd: pd,
         })
-    }
-
-    /// The address of the queue pair, for the other side.
-    pub(super) fn address_bytes(&self) -> Vec<u8> {
-        self.qp.address().as_bytes().to_vec()
-    }
-
-    pub(super) fn connect(&mut self, address: &[u8]) -> Result<(), Error> {
-        let address = QpAddress::read_from_bytes(address).map_err(|_| Error::Protocol)?;
-        let config = ConnectConfig { access: Access::LOCAL_WRITE, ..ConnectConfig::default() };
-        Ok(self.qp.connect(&address, &config)?)
     }
 
     /// How many more messages may be queued.
@@ -212,6 +202,18 @@ impl Outgoing {
         }
         self.posted = id;
         Ok(())
+    }
+}
+
+impl Connect for SendBaseline {
+    fn address(&self) -> Vec<u8> {
+        self.qp.address().as_bytes().to_vec()
+    }
+
+    fn connect(&mut self, address: &[u8]) -> Result<(), Error> {
+        let address = QpAddress::read_from_bytes(address).map_err(|_| Error::Protocol)?;
+        let config = ConnectConfig { access: Access::LOCAL_WRITE, ..ConnectConfig::default() };
+        Ok(self.qp.connect(&address, &config)?)
     }
 }
 

@@ -7,8 +7,8 @@ use crosstie::device::{
 use crosstie::telemetry::Counters;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::plan::{Op, Plan};
 use super::sender::{Sender, SignalPolicy};
+use super::{Op, Shape};
 use crate::error::Error;
 use crate::slots::stride;
 use crate::spin_wait::SpinWait;
@@ -66,13 +66,21 @@ pub(super) struct Connection {
     _pd: Pd,
 }
 
+/// Requests up to this length are inline, if the device can.
+pub(super) const INLINE: u32 = 220;
 /// Receives that a side keeps posted, if its messages are small.
 const POSTED_RECEIVES: usize = 256;
 
 impl Connection {
-    pub(super) fn new(plan: &Plan, device: &Device, spin: SpinWait) -> Result<Connection, Error> {
-        plan.check(device)?;
-        let Plan { op, payload, depth, .. } = *plan;
+    pub(super) fn new(
+        shape: Shape,
+        in_place: bool,
+        device: &Device,
+        spin: SpinWait,
+    ) -> Result<Connection, Error> {
+        let max_inline = INLINE.min(device.attr().max_inline);
+        shape.check(device)?;
+        let Shape { op, payload, depth } = shape;
         let pd = device.alloc_pd()?;
         // Small messages: many posted receives, as a usual program has. Large ones: only as many as can be in flight.
         let receives = if payload <= 4096 { POSTED_RECEIVES.max(depth + 1) } else { depth + 1 };
@@ -83,14 +91,14 @@ impl Connection {
             max_recv_wr: receives as u32,
             max_send_sge: 1,
             max_recv_sge: 1,
-            max_inline: Plan::max_inline(device),
+            max_inline,
         };
         let cq = device.create_cq(&CqConfig { depth: config.max_send_wr + 1 })?;
         let recv_cq = device.create_cq(&CqConfig { depth: config.max_recv_wr + 1 })?;
         let mut qp = pd.create_rc(&config, &cq, &recv_cq, None)?;
         qp.init(Access::ALL)?;
         let memory = slot_count * stride(payload);
-        let mut in_place = plan.in_place.then(|| vec![0u64; memory / 8]);
+        let mut in_place = in_place.then(|| vec![0u64; memory / 8]);
         #[allow(unsafe_code, reason = "registers memory in place")]
         let slots = match &mut in_place {
             // SAFETY: the vector is a field of the same struct and is dropped after the region (field order). Its memory never moves, and
@@ -102,7 +110,8 @@ impl Connection {
         // Touches every page before the first slice, and fills the memory that READs read.
         source.write(0, &vec![1; memory])?;
         slots.write(0, &vec![if op == Op::Read { PATTERN } else { 0 }; memory])?;
-        let inline = plan.is_inline(device).then_some([1; 220]);
+        let is_inline = matches!(op, Op::Write | Op::WriteImm | Op::Send) && payload <= max_inline as usize;
+        let inline = is_inline.then_some([1; INLINE as usize]);
         let sender = Sender { op, payload, source, inline, cq, counters: Counters::default(), signals };
         let control = pd.allocate(64, Access::ALL)?;
         let mut connection = Connection {

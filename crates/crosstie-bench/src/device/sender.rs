@@ -3,7 +3,8 @@
 use crosstie::device::{Cq, Data, Mr, PostError, Posted, SendOp, SendWr};
 use crosstie::telemetry::Counters;
 
-use super::plan::Op;
+use super::Op;
+use super::connection::INLINE;
 use crate::error::Error;
 use crate::slots::stride;
 use crate::spin_wait::SpinWait;
@@ -18,7 +19,7 @@ pub(super) struct Sender {
     /// Bytes of outgoing requests, or the destination of READs and atomics.
     pub(super) source: Mr,
     /// The bytes of inline requests.
-    pub(super) inline: Option<[u8; 220]>,
+    pub(super) inline: Option<[u8; INLINE as usize]>,
     pub(super) cq: Cq,
     pub(super) counters: Counters,
     pub(super) signals: SignalPolicy,

@@ -6,22 +6,27 @@
 
 use std::time::{Duration, Instant};
 
-use crosstie::device::{Completion, QpState, SendOp, Status};
-use crosstie::telemetry::Histogram;
+use crosstie::device::{Completion, Device, QpState, SendOp, Status};
+use crosstie::telemetry::{Counters, Histogram};
+use zerocopy::IntoBytes;
 
 use super::connection::{Connection, PATTERN, PeerInfo, holds, slot_holds};
-use super::plan::Op;
+use super::{Op, Shape};
 use crate::error::Error;
 use crate::limits::Throughput;
+use crate::runner::{Connect, Counts, Exchange, Rank};
 
 /// Flag in the immediate of the last message of a slice.
 const END: u32 = 1 << 31;
 /// Most completions of one poll.
 const POLL: usize = 32;
 
-/// A connection with the sequence numbers of its messages.
-pub(super) struct Traffic {
-    pub(super) connection: Connection,
+/// One side of a connection, with the sequence numbers of its messages.
+pub(crate) struct Traffic {
+    shape: Shape,
+    leads: bool,
+    connection: Connection,
+    latency: Histogram,
     /// Messages sent and received so far.
     sent: u64,
     received: u64,
@@ -34,24 +39,28 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    pub(super) fn new(connection: Connection) -> Traffic {
-        Traffic {
-            connection,
+    pub(crate) fn open(
+        shape: Shape,
+        in_place: bool,
+        device: &Device,
+        rank: &Rank<'_>,
+    ) -> Result<Traffic, Error> {
+        Ok(Traffic {
+            shape,
+            leads: rank.number == 0,
+            connection: Connection::new(shape, in_place, device, rank.spin)?,
+            latency: Histogram::new(),
             sent: 0,
             received: 0,
             send_slot: 0,
             recv_slot: 0,
             post_slot: 0,
             used_receives: 0,
-        }
+        })
     }
 
     /// Round trips, one at a time.
-    pub(super) fn lead_ping_pong(
-        &mut self,
-        slice: Duration,
-        latency: &mut Histogram,
-    ) -> Result<Throughput, Error> {
+    fn lead_ping_pong(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let begin = Instant::now();
         let (mut last, mut round_trips) = (begin, 0);
         loop {
@@ -61,7 +70,7 @@ impl Traffic {
             self.repost_receives()?;
             while self.receive(1)?.is_none() {}
             let now = Instant::now();
-            latency.record((now - last).as_nanos() as u64);
+            self.latency.record((now - last).as_nanos() as u64);
             (last, round_trips) = (now, round_trips + 1);
             if over {
                 self.connection.sender.wait_for_completions(0, &mut self.connection.spin)?;
@@ -71,7 +80,7 @@ impl Traffic {
     }
 
     /// The other side of [`Traffic::lead_ping_pong`].
-    pub(super) fn follow_ping_pong(&mut self) -> Result<(), Error> {
+    fn follow_ping_pong(&mut self) -> Result<(), Error> {
         loop {
             let Some(over) = self.receive(1)? else { continue };
             self.send_one(over)?;
@@ -84,11 +93,7 @@ impl Traffic {
 
     /// Messages in one direction. Only one message in flight at a time is timed, from its post until the sender sees that it was
     /// consumed: reading the clock for every message would cost more than the message.
-    pub(super) fn lead_stream(
-        &mut self,
-        slice: Duration,
-        latency: &mut Histogram,
-    ) -> Result<Throughput, Error> {
+    fn lead_stream(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let (begin, first) = (Instant::now(), self.sent);
         let mut consumed = self.sent;
         let (mut sampled, mut sampled_at) = (self.sent, begin);
@@ -105,7 +110,7 @@ impl Traffic {
             consumed = self.wait_for_consumed(consumed + 1)?;
             if consumed > sampled {
                 let now = Instant::now();
-                latency.record((now - sampled_at).as_nanos() as u64);
+                self.latency.record((now - sampled_at).as_nanos() as u64);
                 (sampled, sampled_at) = (self.sent, now);
             }
         }
@@ -116,7 +121,7 @@ impl Traffic {
     }
 
     /// The other side of [`Traffic::lead_stream`]: reports the number of consumed messages every quarter of the depth.
-    pub(super) fn follow_stream(&mut self) -> Result<(), Error> {
+    fn follow_stream(&mut self) -> Result<(), Error> {
         let quarter = (self.connection.depth as u64 / 4).max(1);
         let consumed = self.connection.peer()?.consumed();
         let mut reported = self.received;
@@ -136,11 +141,7 @@ impl Traffic {
     }
 
     /// WRITE, READ and atomics: posts half of the depth at a time and signals the last request.
-    pub(super) fn lead_one_sided(
-        &mut self,
-        slice: Duration,
-        latency: &mut Histogram,
-    ) -> Result<Throughput, Error> {
+    fn lead_one_sided(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let (begin, first) = (Instant::now(), self.sent);
         let chunk = (self.connection.depth / 2).max(1);
         let (mut in_flight, mut over) = (0, false);
@@ -169,7 +170,7 @@ impl Traffic {
             self.verify_result(done)?;
             if sampled.is_some_and(|sampled| sampled <= done) {
                 let now = Instant::now();
-                latency.record((now - sampled_at).as_nanos() as u64);
+                self.latency.record((now - sampled_at).as_nanos() as u64);
                 (sampled, sampled_at) = (None, now);
                 over = now - begin >= slice;
             }
@@ -314,6 +315,40 @@ impl Traffic {
                 return Err(Error::Request { what: self.connection.op.name(), status: Status::Flushed });
             }
         }
+    }
+}
+
+impl Connect for Traffic {
+    fn address(&self) -> Vec<u8> {
+        self.connection.peer_info().as_bytes().to_vec()
+    }
+
+    fn connect(&mut self, address: &[u8]) -> Result<(), Error> {
+        self.connection.connect(address)
+    }
+}
+
+impl Exchange for Traffic {
+    fn run_slice(&mut self, slice: Duration) -> Result<Option<Throughput>, Error> {
+        match (self.leads, self.shape.op.is_received(), self.shape.is_ping_pong()) {
+            (true, _, true) => self.lead_ping_pong(slice).map(Some),
+            (true, true, false) => self.lead_stream(slice).map(Some),
+            (true, false, _) => self.lead_one_sided(slice).map(Some),
+            (false, _, true) => self.follow_ping_pong().map(|()| None),
+            (false, true, false) => self.follow_stream().map(|()| None),
+            (false, false, _) => Ok(None),
+        }
+    }
+
+    fn reset(&mut self) {
+        self.latency.clear();
+        self.connection.sender.counters = Counters::default();
+    }
+
+    fn counts(&self) -> Counts {
+        let Connection { sender, errors, .. } = &self.connection;
+        let counters = Counters::NAMES.into_iter().zip(sender.counters.to_words());
+        Counts { latency: self.latency.clone(), ..Counts::new(counters, *errors) }
     }
 }
 

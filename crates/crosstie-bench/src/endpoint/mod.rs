@@ -1,244 +1,157 @@
-//! `crosstie bench endpoint`: operations of an endpoint, compared with what the machine allows.
-//!
-//! There are two sides: two threads or two processes, each pinned to its own core, or two hosts. Slices of the endpoint alternate with
-//! slices of the limits (and, with `--beside-device`, of the same operation on a bare queue pair), so that all run under the same load
-//! of the machine and the medians over the slices can be compared.
+//! `crosstie bench endpoint`: operations of an endpoint, compared with what the machine allows, and with `--beside-device` also with
+//! the same operation on a bare queue pair.
 
 mod peer;
-mod plan;
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use crosstie::endpoint::EndpointCounters;
-use crosstie::telemetry::Histogram;
-use zerocopy::IntoBytes;
+use peer::EndpointPeer;
 
-use peer::{EndpointPeer, Tally};
-pub use plan::{Arguments, Op, Plan};
-
-use super::collective::Collective;
-use super::device::DeviceBaseline;
-use super::limits::{CacheLinePingPong, Memcpy, PlainDevice, Throughput};
-use super::pair::{Pair, PairMember};
-use super::progress::Progress;
-use super::summary::{self, Beside, LARGE, Measurements, Setup, Summary};
+use crate::device::{Op, Shape, Traffic};
 use crate::error::Error;
-use crate::median::median;
+use crate::limits;
+use crate::options::{Common, Sides, check_memory, usage, within};
+use crate::runner::{self, Benchmark, Contender, Job, Measured, Rank, Role};
+use crate::shared_region::SharedRegion;
+use crate::summary::{Report, Summary, fields, round, row};
+use crate::table::DASH;
+use crate::units::{scaled, time};
 
-/// Runs the benchmark. Returns the summary in the process that leads.
-pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
-    let pair = Pair {
-        bench: "endpoint",
-        devices: &plan.devices,
-        processes: plan.processes,
-        command_line: plan.command_line(),
-        region: PlainDevice::region_len(plan.bytes(), plan.depth),
-    };
-    pair.run(|member| run_member(plan, member))
+/// The smallest payload: the 8-byte number by which it is verified.
+const MIN_PAYLOAD: u64 = 8;
+/// Limit of the memory for payloads of one side.
+const MAX_MEMORY: usize = 1 << 30;
+
+/// READ, WRITE and SEND as futures that own their buffers: the module `endpoint`.
+///
+/// There are two sides, each a thread or a process, or started on two hosts by a launcher. With one operation in flight, write-imm
+/// and send make round trips; with more, they stream in one direction. If both sides are on one machine, short slices of the
+/// benchmark alternate with slices of minimal code for the same exchange, and with memcpy for large payloads.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    sides: Sides,
+    /// Operation.
+    #[arg(long, default_value = "write", value_parser = operations())]
+    op: Op,
+    /// Bytes of a message, or of a block of a batch.
+    #[arg(long, value_name = "BYTES", default_value_t = 32, value_parser = within(MIN_PAYLOAD..=1 << 30))]
+    payload: usize,
+    /// Blocks in one operation. They are scattered on both sides, so that none can be joined with another.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=1 << 20))]
+    batch: usize,
+    /// Operations in flight.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=4096))]
+    queue_depth: usize,
+    /// Queue pairs of the connection; large operations are split over them.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=8))]
+    qps: usize,
+    /// Let a thread of each endpoint make progress, and park until an operation has ended, instead of polling.
+    #[arg(long)]
+    progress_thread: bool,
+    /// Also measure the same operation without an endpoint, on the same device in the same run.
+    #[arg(long)]
+    beside_device: bool,
 }
 
-/// What the leading side measured.
-#[derive(Default)]
-struct Measured {
-    latency: Histogram,
-    /// How long it took to start a batch.
-    issue: Histogram,
-    endpoint: Vec<Throughput>,
-    device: Vec<Throughput>,
-    device_latency: Histogram,
-    /// Times that [`CacheLinePingPong::lead`] recorded.
-    cache_line_times: Histogram,
-    plain: Vec<Throughput>,
-    memcpy: Vec<Throughput>,
+/// Parses an operation. An endpoint has no atomics.
+fn operations() -> impl TypedValueParser<Value = Op> {
+    let operations = Op::value_variants().iter().filter(|op| !op.is_atomic());
+    PossibleValuesParser::new(operations.filter_map(ValueEnum::to_possible_value))
+        .try_map(|name| Op::from_str(&name, false))
 }
 
-/// Runs one side, from opening its device to the summary.
-fn run_member(plan: &Plan, mut member: PairMember<'_>) -> Result<Option<Summary>, Error> {
-    let PairMember { region, processes, cores, spin, .. } = member;
-    let opened = member.device().and_then(|device| {
-        let baseline =
-            plan.beside_device.as_ref().map(|plan| DeviceBaseline::open(plan, &device, spin)).transpose()?;
-        Ok((EndpointPeer::open(plan, &device, spin)?, baseline))
-    });
-    let collective = &mut member.collective;
-    let (mut peer, mut baseline) = collective.agree(opened)?;
-    let address = collective.exchange(Ok(peer.address_bytes()))?;
-    collective.barrier(peer.connect(&address))?;
-    if let Some(baseline) = &mut baseline {
-        let address = collective.exchange(Ok(baseline.address_bytes()))?;
-        collective.barrier(baseline.connect(&address))?;
-    }
-    member.pin()?;
-    let mut collective = member.collective;
-    let leads = collective.is_leader();
-
-    let mut plain = region.map(|region| {
-        (CacheLinePingPong::new(region, spin), PlainDevice::new(region, plan.bytes(), plan.depth, spin))
-    });
-    let mut memcpy = (leads && plan.payload >= LARGE)
-        .then(|| Memcpy::new(plan.payload, plan.depth.saturating_mul(plan.batch)));
-    let (count, slice) = plan.time.slices();
-    let mut progress = Progress::new(&describe(plan), u64::from(count), leads);
-    let mut measured = Measured::default();
-    let mut before = EndpointCounters::default();
-    for at in 0..=count {
-        if at == 1 {
-            // The first slice was the warm-up.
-            measured = Measured::default();
-            peer.tally = Tally { errors: peer.tally.errors, ..Tally::default() };
-            before = peer.counters();
+impl Arguments {
+    /// Runs the benchmark. Returns the result in the process that leads.
+    pub fn run(&self) -> Result<Option<Summary>, Error> {
+        let Arguments { op, payload, batch, queue_depth, .. } = *self;
+        self.sides.check()?;
+        if op == Op::Send && batch > 1 {
+            return usage(format!("--batch {batch}: send has no batches, use --queue-depth"));
         }
-        let outcome = peer
-            .run_slice(slice, leads, &mut measured.latency, &mut measured.issue)
-            .map(|throughput| measured.endpoint.extend(throughput));
-        collective.barrier(outcome)?;
-        if let Some(baseline) = &mut baseline {
-            let outcome = baseline
-                .run_slice(slice / 2, leads, &mut measured.device_latency)
-                .map(|throughput| measured.device.extend(throughput));
-            collective.barrier(outcome)?;
+        if self.beside_device && batch > 1 {
+            return usage("--beside-device: a queue pair has no batches of blocks, leave out --batch".into());
         }
-        if let Some((cache_line, plain)) = &mut plain {
-            run_limits(plan, slice, &mut collective, cache_line, plain, memcpy.as_mut(), &mut measured)?;
-        }
-        progress.show(u64::from(at));
+        let options = format!("--payload {payload} times --batch {batch} times --queue-depth {queue_depth}");
+        check_memory(&options, payload.max(64) * batch * (queue_depth + 5), MAX_MEMORY)?;
+        runner::run(self)
     }
-    drop(progress);
 
-    let words = words(plan, &peer, &before, baseline.as_ref().map_or(0, DeviceBaseline::errors));
-    let peer_bytes = collective.exchange(Ok(words.as_bytes().to_vec()))?;
-    if !leads {
-        return Ok(None);
+    /// What the plain code and a bare queue pair do: one operation of as many bytes as all blocks of a batch.
+    fn shape(&self) -> Shape {
+        Shape { op: self.op, payload: self.payload * self.batch, depth: self.queue_depth }
     }
-    let (peer_words, []) = peer_bytes.as_chunks::<8>() else { return Err(Error::Protocol) };
-    if peer_words.len() != words.len() {
-        return Err(Error::Protocol);
-    }
-    let total: Vec<u64> =
-        words.iter().zip(peer_words).map(|(own, peer)| own + u64::from_ne_bytes(*peer)).collect();
-    let [sums @ .., errors] = total.as_slice() else { return Err(Error::Protocol) };
-    let counters = COUNTERS.map(str::to_owned).into_iter().zip(sums.iter().copied()).collect();
-    Ok(Some(summarize(plan, processes, cores, &measured, counters, *errors)))
 }
 
-/// The names of the counters of a side; the errors follow them.
-const COUNTERS: [&str; 8] = [
-    "work_requests",
-    "completions",
-    "bytes",
-    "messages",
-    "batches",
-    "blocks",
-    "stale_completions",
-    "empty_receive_queues",
-];
+impl Benchmark for Arguments {
+    fn job(&self) -> Job<'_> {
+        let Arguments { op, payload, batch, queue_depth, qps, progress_thread, beside_device, .. } = *self;
+        let waiting = if progress_thread { "progress thread" } else { "polling" };
+        let batches = if batch > 1 { format!(" in batches of {batch}") } else { String::new() };
+        let beside = if beside_device { ", beside a queue pair" } else { "" };
+        Job {
+            what: format!(
+                "{} of {payload} B{batches}, queue depth {queue_depth}, queue pairs {qps}, waiting: {waiting}{beside}",
+                op.name()
+            ),
+            options: fields([
+                ("op", op.name().into()),
+                ("payload", payload.into()),
+                ("batch", batch.into()),
+                ("queue_depth", queue_depth.into()),
+                ("qps", qps.into()),
+                ("waiting", waiting.into()),
+            ]),
+            region: limits::PlainDevice::region_len(self.shape().payload, queue_depth),
+            ..Job::of_two("endpoint", self.common, &self.sides)
+        }
+    }
 
-fn words(
-    plan: &Plan,
-    peer: &EndpointPeer,
-    before: &EndpointCounters,
-    errors: u64,
-) -> [u64; COUNTERS.len() + 1] {
-    let (now, Tally { messages, batches, blocks, errors: wrong }) = (peer.counters(), peer.tally);
-    [
-        now.work_requests - before.work_requests,
-        now.operations - before.operations,
-        messages * plan.bytes() as u64,
-        messages,
-        batches,
-        blocks,
-        now.stale_completions,
-        now.empty_receive_queues,
-        errors + wrong,
-    ]
-}
+    fn open<'a>(&'a self, rank: &mut Rank<'a>) -> Result<Vec<Contender<'a>>, Error> {
+        let device = rank.device()?;
+        let peer = EndpointPeer::open(self, &device, rank);
+        let mut contenders = vec![Contender::new(Role::Main, rank.collective.connect(peer)?)];
+        if self.beside_device {
+            let traffic = Traffic::open(self.shape(), false, &device, rank);
+            contenders.push(Contender::new(Role::Beside, rank.collective.connect(traffic)?));
+        }
+        Ok(contenders)
+    }
 
-/// Runs one slice of each limit.
-fn run_limits(
-    plan: &Plan,
-    slice: Duration,
-    collective: &mut Collective<'_>,
-    cache_line: &mut CacheLinePingPong<'_>,
-    plain: &mut PlainDevice<'_>,
-    memcpy: Option<&mut Memcpy>,
-    measured: &mut Measured,
-) -> Result<(), Error> {
-    let leads = collective.is_leader();
-    let times = &mut measured.cache_line_times;
-    let outcome = if leads { cache_line.lead(slice / 3, times) } else { cache_line.follow() };
-    collective.barrier(outcome)?;
-    let slice = slice / 2;
-    let outcome = match (leads, plan.op, plan.is_ping_pong()) {
-        (true, _, true) => plain.lead_ping_pong(slice).map(Some),
-        (true, Op::WriteImm | Op::Send, _) => plain.lead_stream(slice).map(Some),
-        (true, Op::Write, _) => plain.write(slice).map(Some),
-        (true, Op::Read, _) => plain.read(slice).map(Some),
-        (false, _, true) => plain.follow_ping_pong().map(|()| None),
-        (false, Op::WriteImm | Op::Send, _) => plain.follow_stream().map(|()| None),
-        (false, ..) => Ok(None),
-    };
-    collective.barrier(outcome.map(|throughput| {
+    fn limits<'a>(&'a self, rank: &Rank<'a>, region: &'a SharedRegion) -> Vec<Contender<'a>> {
+        let memcpy = limits::memcpy(rank, self.payload, self.queue_depth * self.batch);
+        [limits::cache_line(rank, region), limits::plain_device(rank, region, self.shape(), 0)]
+            .into_iter()
+            .chain(memcpy)
+            .collect()
+    }
+
+    fn report(&self, measured: &mut Measured) -> Report {
         // One operation of the plain code is as long as all blocks of a batch.
-        measured.plain.extend(
-            throughput.map(|one| Throughput { operations: one.operations * plan.batch as u64, ..one }),
-        );
-    }))?;
-    if let Some(memcpy) = memcpy {
-        measured.memcpy.push(memcpy.run(slice));
+        let limit = measured.rate(Role::PlainDevice).map(|limit| limit * self.batch as f64);
+        let mut report = Report::new(self.payload, Some(self.queue_depth), limit);
+        if let Some(ns) = measured.counts().issue.quantile(0.5) {
+            report.figures.insert("issue_p50_ns", ns.into());
+            report.rows.push(row("starting a batch, p50", time(ns)));
+        }
+        if let (Some(rate), Some(device)) = (measured.rate(Role::Main), measured.rate(Role::Beside)) {
+            let p50 = measured.median_latency(Role::Main).unwrap_or(0);
+            let device_p50 = measured.median_latency(Role::Beside).unwrap_or(0);
+            let slower = (device_p50 > 0).then(|| round(p50 as f64 / device_p50 as f64, 1e4));
+            let ratio = round(rate / device, 1e4);
+            report.figures.extend(fields([
+                ("device_ops_per_s", device.round().into()),
+                ("device_p50_ns", device_p50.into()),
+                ("ratio_to_device", ratio.into()),
+                ("latency_to_device", slower.into()),
+            ]));
+            let slower = slower.map_or(DASH.into(), |slower| format!("{slower:.2}"));
+            report.rows.push(["device alone".into(), DASH.into(), scaled(device), format!("{ratio:.2}")]);
+            report.rows.push(["device alone, p50".into(), DASH.into(), time(device_p50), slower]);
+        }
+        report
     }
-    collective.barrier(Ok(()))
-}
-
-fn summarize(
-    plan: &Plan,
-    processes: bool,
-    cores: Option<[usize; 2]>,
-    measured: &Measured,
-    counters: BTreeMap<String, u64>,
-    errors: u64,
-) -> Summary {
-    let Measured { latency, issue, endpoint, device, device_latency, cache_line_times, plain, memcpy } =
-        measured;
-    let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
-    let setup = Setup {
-        bench: "endpoint",
-        device: plan.devices.to_string(),
-        op: Some(plan.op.name()),
-        payload: plan.payload,
-        batch: Some(plan.batch),
-        queue_depth: plan.depth,
-        qps: Some(plan.qps.into()),
-        clients: None,
-        response: None,
-        endpoints: None,
-        processes,
-        waiting: Some(if plan.progress_thread { "progress thread" } else { "polling" }),
-        registered_in_place: None,
-        cores: cores.map(Vec::from),
-    };
-    let measurements = Measurements {
-        ops: endpoint.iter().map(|throughput| throughput.operations).sum(),
-        seconds: endpoint.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
-        ops_per_s: per_second(endpoint).unwrap_or(0.0),
-        latency,
-        errors,
-        counters,
-        sends_ops_per_s: None,
-        beside_device: per_second(device)
-            .map(|ops_per_s| Beside { ops_per_s, p50_ns: device_latency.quantile(0.5).unwrap_or(0) }),
-        issue_p50_ns: issue.quantile(0.5),
-        limits: summary::Limits {
-            cache_line_ns: CacheLinePingPong::median(cache_line_times),
-            ops_per_s: per_second(plain),
-            copies_per_s: per_second(memcpy),
-            ..summary::Limits::default()
-        },
-    };
-    Summary::new(setup, &measurements)
-}
-
-/// Text of the progress bar.
-fn describe(plan: &Plan) -> String {
-    format!("endpoint {} {} B x {} depth {}", plan.op.name(), plan.payload, plan.batch, plan.depth)
 }

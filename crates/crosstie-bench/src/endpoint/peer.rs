@@ -20,9 +20,11 @@ use crosstie::endpoint::{
 use crosstie::telemetry::Histogram;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::plan::{Op, Plan};
+use super::Arguments;
+use crate::device::Op;
 use crate::error::Error;
 use crate::limits::Throughput;
+use crate::runner::{Connect, Counts, Exchange, Rank};
 use crate::spin_wait::SpinWait;
 
 /// Flag in the number of the last message of a slice.
@@ -39,7 +41,7 @@ const RECEIVES: usize = 64;
 
 /// One side.
 pub(super) struct EndpointPeer {
-    plan: Plan,
+    plan: Arguments,
     endpoint: Endpoint,
     target: Buffer,
     slots: usize,
@@ -56,16 +58,21 @@ pub(super) struct EndpointPeer {
     early: BTreeSet<u64>,
     /// The last message of the slice, if it is known.
     last: Option<u64>,
-    pub(super) tally: Tally,
+    leads: bool,
+    tally: Tally,
+    latency: Histogram,
+    /// How long starting a batch took.
+    issue: Histogram,
+    counters_at_start: EndpointCounters,
 }
 
 /// What one side has counted.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Tally {
-    pub(super) messages: u64,
-    pub(super) batches: u64,
-    pub(super) blocks: u64,
-    pub(super) errors: u64,
+struct Tally {
+    messages: u64,
+    batches: u64,
+    blocks: u64,
+    errors: u64,
 }
 
 /// A batch with one local buffer and one remote region.
@@ -82,13 +89,13 @@ enum Pending {
 }
 
 impl EndpointPeer {
-    pub(super) fn open(plan: &Plan, device: &Device, spin: SpinWait) -> Result<EndpointPeer, Error> {
-        let imm_window = if plan.bytes() <= 4096 { IMM_WINDOW } else { LARGE_IMM_WINDOW };
+    pub(super) fn open(plan: &Arguments, device: &Device, rank: &Rank<'_>) -> Result<EndpointPeer, Error> {
+        let imm_window = if plan.shape().payload <= 4096 { IMM_WINDOW } else { LARGE_IMM_WINDOW };
         let config = EndpointConfig {
-            qps: plan.qps,
-            operations: (2 * plan.depth + 2 * RECEIVES + 16) as u32,
-            slots: (plan.depth + 16).min(4095) as u16,
-            messages: plan.depth.clamp(RECEIVES, 1024) as u16,
+            qps: plan.qps as u8,
+            operations: (2 * plan.queue_depth + 2 * RECEIVES + 16) as u32,
+            slots: (plan.queue_depth + 16).min(4095) as u16,
+            messages: plan.queue_depth.clamp(RECEIVES, 1024) as u16,
             imm_window,
             // A side that gets nothing for 5 s gives up by itself.
             deadline: None,
@@ -100,7 +107,7 @@ impl EndpointPeer {
         // was checked.
         // On several queue pairs, one immediate may come after many later ones.
         let ahead = if plan.op == Op::WriteImm { 2 * imm_window as usize } else { 0 };
-        let slots = plan.depth + 1 + ahead;
+        let slots = plan.queue_depth + 1 + ahead;
         let target = endpoint.allocate(slots * stride(plan))?;
         let fill = if plan.op == Op::Read { PATTERN } else { 0 };
         target.write(0, &vec![fill; slots * stride(plan)])?;
@@ -113,14 +120,18 @@ impl EndpointPeer {
             buffers: Vec::new(),
             batches: Vec::new(),
             receives: VecDeque::new(),
-            spin,
+            spin: rank.spin,
             sent: 0,
             received: 0,
             early: BTreeSet::new(),
             last: None,
+            leads: rank.number == 0,
             tally: Tally::default(),
+            latency: Histogram::new(),
+            issue: Histogram::new(),
+            counters_at_start: EndpointCounters::default(),
         };
-        for _ in 0..plan.depth + 1 {
+        for _ in 0..plan.queue_depth + 1 {
             let buffer = peer.endpoint.allocate(stride(plan))?;
             // Touches every page before the first slice.
             buffer.write(0, &vec![1; stride(plan)])?;
@@ -129,73 +140,26 @@ impl EndpointPeer {
         Ok(peer)
     }
 
-    /// What the other side needs: the address and the target memory.
-    pub(super) fn address_bytes(&self) -> Vec<u8> {
-        [self.target.remote().as_bytes(), &self.endpoint.address().to_bytes()].concat()
-    }
-
-    pub(super) fn connect(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let (remote, address) = RemoteMemory::read_from_prefix(bytes).map_err(|_| Error::Protocol)?;
-        let address = EndpointAddress::from_bytes(address).map_err(|_| Error::Protocol)?;
-        self.endpoint.connect(&address).map_err(Error::rpc("connecting the endpoints"))?;
-        self.remote = Some(remote);
-        if self.plan.batch > 1 {
-            for buffer in self.buffers.drain(..) {
-                let mut batch = Batch::with_capacity(self.plan.batch);
-                let (local, remote) = (batch.local(buffer), batch.remote(remote));
-                self.batches.push(PagedBatch { batch, local, remote });
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn counters(&self) -> EndpointCounters {
-        self.endpoint.counters()
-    }
-
-    /// Runs one slice. The leading side returns its throughput and records latencies; `issue` records how long starting an operation
-    /// took.
-    pub(super) fn run_slice(
-        &mut self,
-        slice: Duration,
-        leads: bool,
-        latency: &mut Histogram,
-        issue: &mut Histogram,
-    ) -> Result<Option<Throughput>, Error> {
-        match (leads, self.plan.is_ping_pong()) {
-            (true, true) => self.lead_ping_pong(slice, latency).map(Some),
-            (true, false) => self.lead_stream(slice, latency, issue).map(Some),
-            (false, true) => self.follow_ping_pong().map(|()| None),
-            (false, false) if self.plan.op.is_received() => self.follow_stream().map(|()| None),
-            (false, false) => self.assist().map(|()| None),
-        }
-    }
-
     /// Operations in one direction, `depth` at a time.
-    fn lead_stream(
-        &mut self,
-        slice: Duration,
-        latency: &mut Histogram,
-        issue: &mut Histogram,
-    ) -> Result<Throughput, Error> {
+    fn lead_stream(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let (begin, first) = (Instant::now(), self.sent);
         let mut now = begin;
-        if (self.plan.depth, self.plan.batch) == (1, 1) {
+        if (self.plan.queue_depth, self.plan.batch) == (1, 1) {
             while now - begin < slice {
                 let at;
                 (at, now) = self.run_one()?;
-                latency.record((now - at).as_nanos() as u64);
+                self.latency.record((now - at).as_nanos() as u64);
             }
         }
-        let mut pending: VecDeque<(Pending, Instant)> = VecDeque::with_capacity(self.plan.depth);
+        let mut pending: VecDeque<(Pending, Instant)> = VecDeque::with_capacity(self.plan.queue_depth);
         loop {
             let over = now - begin >= slice;
-            while !over && pending.len() < self.plan.depth {
-                pending.push_back(self.start_next(issue)?);
+            while !over && pending.len() < self.plan.queue_depth {
+                pending.push_back(self.start_next()?);
             }
             let Some((operation, at)) = pending.pop_front() else { break };
             now = self.finish(operation)?;
-            latency.record((now - at).as_nanos() as u64);
+            self.latency.record((now - at).as_nanos() as u64);
         }
         let time = begin.elapsed();
         if self.plan.op.is_received() {
@@ -215,14 +179,8 @@ impl EndpointPeer {
         }
     }
 
-    /// The other side of operations that it does not notice. Nothing is to do.
-    fn assist(&mut self) -> Result<(), Error> {
-        self.endpoint.progress();
-        Ok(())
-    }
-
     /// Round trips, one at a time.
-    fn lead_ping_pong(&mut self, slice: Duration, latency: &mut Histogram) -> Result<Throughput, Error> {
+    fn lead_ping_pong(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let begin = Instant::now();
         let (mut last, mut round_trips) = (begin, 0);
         loop {
@@ -234,7 +192,7 @@ impl EndpointPeer {
             self.finish(sent)?;
             self.sent += 1;
             let now = Instant::now();
-            latency.record((now - last).as_nanos() as u64);
+            self.latency.record((now - last).as_nanos() as u64);
             (last, round_trips) = (now, round_trips + 1);
             if over {
                 return Ok(Throughput {
@@ -259,10 +217,10 @@ impl EndpointPeer {
     }
 
     /// Starts the next operation of a stream.
-    fn start_next(&mut self, issue: &mut Histogram) -> Result<(Pending, Instant), Error> {
+    fn start_next(&mut self) -> Result<(Pending, Instant), Error> {
         let started = self.start(self.sent & NUMBER)?;
         if self.plan.batch > 1 {
-            issue.record(started.1.elapsed().as_nanos() as u64);
+            self.issue.record(started.1.elapsed().as_nanos() as u64);
         }
         self.sent += 1;
         Ok(started)
@@ -314,8 +272,8 @@ impl EndpointPeer {
         let started = match self.plan.op {
             Op::Send => endpoint.send(buffer, bytes),
             Op::Read => endpoint.read(buffer, bytes, &remote, slot),
-            Op::Write => endpoint.write(buffer, bytes, &remote, slot),
             Op::WriteImm => endpoint.write_imm(buffer, bytes, &remote, slot, number as u32),
+            _ => endpoint.write(buffer, bytes, &remote, slot),
         };
         started.map_err(|refused| Error::rpc(self.plan.op.name())(refused.cause))
     }
@@ -330,7 +288,7 @@ impl EndpointPeer {
     fn start_batch(&mut self, number: u64) -> Result<Pending, Error> {
         let slot = self.slot(number);
         self.tally.messages += 1;
-        let Plan { op, batch: blocks, payload, .. } = self.plan;
+        let Arguments { op, batch: blocks, payload, .. } = self.plan;
         let PagedBatch { mut batch, local, remote } = self.batches.pop().ok_or(Error::Protocol)?;
         batch.clear_blocks();
         self.tally.batches += 1;
@@ -442,7 +400,7 @@ impl EndpointPeer {
         if self.plan.op != Op::Send {
             return Ok(());
         }
-        let enough = if self.plan.payload <= 4096 { RECEIVES } else { self.plan.depth + 1 };
+        let enough = if self.plan.payload <= 4096 { RECEIVES } else { self.plan.queue_depth + 1 };
         while self.receives.len() < enough {
             let buffer = self.endpoint.allocate(stride(&self.plan))?;
             self.repost(buffer)?;
@@ -457,13 +415,74 @@ impl EndpointPeer {
     }
 }
 
+impl Connect for EndpointPeer {
+    fn address(&self) -> Vec<u8> {
+        [self.target.remote().as_bytes(), &self.endpoint.address().to_bytes()].concat()
+    }
+
+    fn connect(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let (remote, address) = RemoteMemory::read_from_prefix(bytes).map_err(|_| Error::Protocol)?;
+        let address = EndpointAddress::from_bytes(address).map_err(|_| Error::Protocol)?;
+        self.endpoint.connect(&address).map_err(Error::rpc("connecting the endpoints"))?;
+        self.remote = Some(remote);
+        if self.plan.batch > 1 {
+            for buffer in self.buffers.drain(..) {
+                let mut batch = Batch::with_capacity(self.plan.batch);
+                let (local, remote) = (batch.local(buffer), batch.remote(remote));
+                self.batches.push(PagedBatch { batch, local, remote });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Exchange for EndpointPeer {
+    fn run_slice(&mut self, slice: Duration) -> Result<Option<Throughput>, Error> {
+        match (self.leads, self.plan.shape().is_ping_pong()) {
+            (true, true) => self.lead_ping_pong(slice).map(Some),
+            (true, false) => self.lead_stream(slice).map(Some),
+            (false, true) => self.follow_ping_pong().map(|()| None),
+            (false, false) if self.plan.op.is_received() => self.follow_stream().map(|()| None),
+            (false, false) => {
+                // It does not notice the operations, and has nothing else to do.
+                self.endpoint.progress();
+                Ok(None)
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.tally = Tally { errors: self.tally.errors, ..Tally::default() };
+        self.latency.clear();
+        self.issue.clear();
+        self.counters_at_start = self.endpoint.counters();
+    }
+
+    fn counts(&self) -> Counts {
+        let (before, now) = (&self.counters_at_start, self.endpoint.counters());
+        let Tally { messages, batches, blocks, errors } = self.tally;
+        let counters = [
+            ("work_requests", now.work_requests - before.work_requests),
+            ("completions", now.operations - before.operations),
+            ("bytes", messages * self.plan.shape().payload as u64),
+            ("messages", messages),
+            ("batches", batches),
+            ("blocks", blocks),
+            ("stale_completions", now.stale_completions),
+            ("empty_receive_queues", now.empty_receive_queues),
+        ];
+        let (latency, issue) = (self.latency.clone(), self.issue.clone());
+        Counts { latency, issue, ..Counts::new(counters, errors) }
+    }
+}
+
 /// Waits for an operation: polls, or parks if the endpoint has a thread of its own.
 #[inline]
 fn wait<B: Lend>(
     endpoint: &Endpoint,
     mut future: OperationFuture<B>,
     what: &'static str,
-    plan: &Plan,
+    plan: &Arguments,
     spin: &mut SpinWait,
 ) -> Result<Completed<B>, Error> {
     let ended = if plan.progress_thread {
@@ -490,7 +509,7 @@ fn number_in(buffer: &Buffer) -> Result<u64, Error> {
 }
 
 /// Distance between two slots, and length of a buffer.
-fn stride(plan: &Plan) -> usize {
+fn stride(plan: &Arguments) -> usize {
     plan.payload.max(1).next_multiple_of(64) * plan.batch
 }
 

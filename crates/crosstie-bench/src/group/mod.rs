@@ -1,236 +1,184 @@
 //! `crosstie bench lock|barrier|message`: the primitives of a process group, with a process for each member.
-//!
-//! Rank 0 leads: it decides how many operations the next slice has and reports. All members run the same slices, separated by the job's
-//! own barrier, so that a slice of one primitive never overlaps with anything else.
 
-mod plan;
 mod slices;
-mod summary;
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::slice;
 
-use crosstie::bootstrap::{self, Bootstrap, local};
-use crosstie::device::Device;
-use crosstie::group::{Counters, Group, PacketKind};
-use crosstie::telemetry::Histogram;
-
-pub use plan::{Arguments, Kind, Plan};
-pub use summary::GroupSummary;
+use crosstie::device::DeviceSpec;
+use crosstie::group::{GroupConfig, Transport, TreeOptions};
+use crosstie_protocol::group::Limits;
 
 use self::slices::Slices;
-use super::collective::Collective;
-use super::cores;
-use super::limits::{CacheLinePingPong, PlainDevice};
-use super::progress::Progress;
-use super::shared_region::{self, SharedRegion};
-use super::spin_wait::SpinWait;
+use crate::device::{Op, Shape};
 use crate::error::Error;
-use crate::median::median;
+use crate::limits;
+use crate::options::{Common, name_of, share_up_to, usage, within};
+use crate::runner::{self, Benchmark, Contender, Job, Measured, Rank, Role};
+use crate::shared_region::SharedRegion;
+use crate::summary::{Report, Summary, fields, round, row};
 
 /// Packets in flight of the plain code: as many as a channel's window.
 const WINDOW: usize = 64;
+/// Most bytes that memcpy copies between two reads of the clock.
+const MAX_COPIED: usize = 64 << 20;
 
-/// Runs the benchmark. Returns the summary in the process that leads.
-pub fn run(plan: &Plan) -> Result<Option<GroupSummary>, Error> {
-    let members = plan.arguments.members;
-    let len = PlainDevice::region_len(plan.arguments.payload as usize, WINDOW);
-    let mut job = bootstrap::from_env()?;
-    match job.size() {
-        1 => {
-            let region = SharedRegion::create(len)?;
-            let mut job = local::JobBuilder::new(members)
-                .arguments(plan.command_line())
-                .variable(shared_region::VARIABLE, region.descriptor())
-                .start()?;
-            let summary = cores::on_own_thread(|| run_member(plan, &mut job, Some(&region)))?;
-            job.finish()?;
-            Ok(summary)
+/// Which primitive is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Acquire and release a lock.
+    Lock,
+    /// Wait in a barrier.
+    Barrier,
+    /// Send messages to one member, and round trips between two.
+    Message,
+}
+
+/// Which queue pairs carry messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum TransportName {
+    Rc,
+    Ud,
+}
+
+/// How messages are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Mode {
+    /// `send` and `recv` of bytes.
+    Bytes,
+    /// `isend` and `irecv` with tags; messages travel with their bytes.
+    Eager,
+    /// `isend` and `irecv` with tags; receivers PULL messages out of the sender's buffer.
+    Pull,
+}
+
+/// Locks, barriers and messages of a process group. Every member is a process.
+///
+/// Counters are sums over all members: packets of every kind, and `messages`, the sum of them. In `bench message` all members send to
+/// member 0, and slices of round trips between members 0 and 1 give the latencies; minimal code that streams the same messages between the
+/// same two processes gives the limit.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    /// Device of all members: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE.
+    #[arg(long, value_name = "SPEC", default_value = "software")]
+    device: DeviceSpec,
+    /// Number of members.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = within(1..=256))]
+    members: usize,
+    /// bench message: bytes of a message.
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = within(8..=16 << 20))]
+    payload: usize,
+    /// bench lock: share of acquisitions that use the one lock that all members want; the others use a lock of their own.
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = share_up_to(1.0))]
+    contention: f64,
+    /// bench message: share of packets that receivers drop.
+    #[arg(long, value_name = "F", default_value_t = 0.0, value_parser = share_up_to(0.9))]
+    loss: f64,
+    /// bench message: which queue pairs carry messages.
+    #[arg(long, value_name = "NAME", default_value = "rc")]
+    transport: TransportName,
+    /// bench message: how messages are sent.
+    #[arg(long, value_name = "MODE", default_value = "bytes")]
+    mode: Mode,
+    /// bench barrier: most children of a member in the tree.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = within(1..=Limits::MAX_FANOUT as u64))]
+    fanout: usize,
+}
+
+impl Arguments {
+    /// Runs the benchmark. Returns the result in the process that leads.
+    pub fn run(&self, kind: Kind) -> Result<Option<Summary>, Error> {
+        if kind == Kind::Message && self.members < 2 {
+            return usage(format!("--members {}: give 2 or more, one of them receives", self.members));
         }
-        size if size == members => {
-            let region = SharedRegion::inherited(len)?;
-            let summary = run_member(plan, job.as_mut(), region.as_ref())?;
-            job.finish()?;
-            Ok(summary)
-        }
-        size => Err(Error::Usage(format!("--members {members}, but this job has {size} ranks"))),
+        runner::run(&GroupBench { kind, plan: self })
+    }
+
+    fn config(&self, kind: Kind, rank: usize) -> GroupConfig {
+        let Arguments { members, loss, fanout, transport, mode, .. } = *self;
+        let config = GroupConfig::new(0x0062_656e_6368)
+            .tree(TreeOptions { fanout, ..Default::default() })
+            .locks(members + 1)
+            .one_sided(kind == Kind::Message && mode != Mode::Bytes)
+            .transport(match transport {
+                TransportName::Rc => Transport::Rc,
+                TransportName::Ud => Transport::Ud,
+            });
+        if loss > 0.0 { config.receive_loss(loss, 0x5eed + rank as u64) } else { config }
     }
 }
 
-/// What the leading member has measured.
-#[derive(Default)]
-struct Measured {
-    /// Operations per second, for each slice.
-    rates: Vec<f64>,
-    ops: u64,
-    seconds: f64,
-    latency: Histogram,
-    limit_rates: Vec<f64>,
-    cache_line: Histogram,
+/// The benchmark of one primitive.
+struct GroupBench<'p> {
+    kind: Kind,
+    plan: &'p Arguments,
 }
 
-fn run_member(
-    plan: &Plan,
-    job: &mut dyn Bootstrap,
-    region: Option<&SharedRegion>,
-) -> Result<Option<GroupSummary>, Error> {
-    let rank = job.rank() as usize;
-    // Before pinning, so that the threads of the device and of the group are not pinned.
-    let device = Device::open(&plan.arguments.device)?;
-    let group = Group::join(job, &device, &plan.config(rank)).map_err(Error::rpc("joining the group"))?;
-    let placed = if region.is_some() { cores::assign(plan.arguments.members as usize)? } else { None };
-    if let Some(core) = placed.as_ref().and_then(|placed| placed.get(rank)) {
-        cores::pin_thread(*core)?;
-    }
-    let mut collective = Collective::new(job);
-    let spin = SpinWait::new(placed.is_some() || region.is_none());
-    let mut plain = region
-        .filter(|_| rank < 2 && plan.kind == Kind::Message)
-        .map(|region| PlainDevice::new(region, plan.arguments.payload as usize, WINDOW, spin));
-    let mut line = region
-        .filter(|_| rank < 2 && plan.arguments.members > 1)
-        .map(|region| CacheLinePingPong::new(region, spin));
-    let mut slices = Slices::new(plan, &group)?;
-    collective.barrier(Ok(()))?;
-    let (count, slice) = plan.time.slices();
-    let mut progress = Progress::new(plan.kind.name(), u64::from(count), collective.is_leader());
-    let mut measured = Measured::default();
-    let mut before = group.counters();
-    let mut next = 1000u64;
-    for at in 0..=count {
-        if at == 1 {
-            // The first slice was the warm-up.
-            measured = Measured::default();
-            slices.reset();
-            before = group.counters();
-            collective.barrier(Ok(()))?;
-        }
-        let proposals = collective.gather(Ok(next.to_le_bytes().to_vec()))?;
-        let ops =
-            proposals.first().and_then(|bytes| bytes.first_chunk()).map(|bytes| u64::from_le_bytes(*bytes));
-        let ops = ops.ok_or(Error::Protocol)?;
-        let ran = slices.run(ops, &mut measured.latency);
-        let elapsed = collective.agree(ran)?;
-        measured.ops += ops * slices.per_op();
-        measured.seconds += elapsed;
-        measured.rates.push((ops * slices.per_op()) as f64 / elapsed);
-        next = next_count(ops, elapsed, slice);
-        if plan.kind == Kind::Message {
-            let ran = slices.run_round_trips((ops / 8).clamp(8, 2000), &mut measured.latency);
-            collective.barrier(ran)?;
-            if let Some(plain) = &mut plain {
-                // Member 1 sends, as in the measured stream.
-                let ran = if rank == 1 {
-                    plain.lead_stream(slice).map(|t| Some(t.per_second()))
-                } else {
-                    plain.follow_stream().map(|()| None)
-                };
-                let rate = ran?;
-                let rates = collective.gather(Ok(rate.unwrap_or(0.0).to_le_bytes().to_vec()))?;
-                let rate = rates
-                    .get(1)
-                    .and_then(|bytes| bytes.first_chunk())
-                    .map(|bytes| f64::from_le_bytes(*bytes));
-                measured.limit_rates.extend(rate);
-            } else {
-                collective.gather(Ok(0f64.to_le_bytes().to_vec()))?;
-            }
-        }
-        if let Some(line) = &mut line {
-            let part = Duration::from_millis(2);
-            let ran = if rank == 0 { line.lead(part, &mut measured.cache_line) } else { line.follow() };
-            ran?;
-        }
-        collective.barrier(Ok(()))?;
-        progress.show(u64::from(at));
-    }
-    let words = counter_words(&before, &group.counters(), slices.errors());
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let all = collective.gather(Ok(bytes))?;
-    let mut sums = vec![0u64; words.len()];
-    for member in &all {
-        for (sum, word) in sums.iter_mut().zip(member.as_chunks::<8>().0) {
-            *sum += u64::from_le_bytes(*word);
+impl Benchmark for GroupBench<'_> {
+    fn job(&self) -> Job<'_> {
+        let Arguments { members, payload, contention, loss, fanout, .. } = *self.plan;
+        let (transport, mode) = (name_of(self.plan.transport), name_of(self.plan.mode));
+        let over = format!("{members} members, over {transport}, loss {loss}");
+        let (bench, what) = match self.kind {
+            Kind::Lock => ("lock", format!("lock of {over}, contention {contention}")),
+            Kind::Barrier => ("barrier", format!("barrier of {over}, fan-out {fanout}")),
+            Kind::Message => ("message", format!("messages of {payload} B between {over}, mode {mode}")),
+        };
+        Job {
+            bench,
+            what,
+            options: fields([
+                ("members", members.into()),
+                ("payload", (self.kind == Kind::Message).then_some(payload).into()),
+                ("contention", (self.kind == Kind::Lock).then_some(contention).into()),
+                ("loss", loss.into()),
+                ("transport", transport.into()),
+            ]),
+            device: self.plan.device.to_string(),
+            common: self.plan.common,
+            devices: slice::from_ref(&self.plan.device),
+            ranks: members,
+            processes: true,
+            across_machines: true,
+            region: limits::PlainDevice::region_len(payload, WINDOW),
         }
     }
-    collective.barrier(Ok(()))?;
-    if rank != 0 {
-        return Ok(None);
-    }
-    let (errors, counters) = named_counters(plan.kind, &sums, slices.rounds());
-    Ok(Some(GroupSummary::new(
-        plan,
-        measured.ops,
-        measured.seconds,
-        median(measured.rates).unwrap_or(0.0),
-        &measured.latency,
-        errors,
-        counters,
-        region.and(CacheLinePingPong::median(&measured.cache_line)),
-        median(measured.limit_rates),
-    )))
-}
 
-/// As many operations as fit into a slice.
-fn next_count(ops: u64, elapsed: f64, slice: Duration) -> u64 {
-    let wanted = ops as f64 * slice.as_secs_f64() / elapsed.max(1e-6);
-    (wanted as u64).clamp(ops / 4, ops * 4).clamp(8, 1 << 22)
-}
-
-/// Packets by kind, then the others, in a fixed order.
-fn counter_words(before: &Counters, after: &Counters, errors: u64) -> Vec<u64> {
-    let mut words: Vec<u64> =
-        PacketKind::ALL.iter().map(|kind| after.sent(*kind) - before.sent(*kind)).collect();
-    words.extend([
-        after.locks.acquired - before.locks.acquired,
-        after.locks.reacquired - before.locks.reacquired,
-        after.locks.handed_over - before.locks.handed_over,
-        after.delivered - before.delivered,
-        after.resent - before.resent,
-        after.injected_losses - before.injected_losses,
-        after.refused - before.refused,
-        after.discarded - before.discarded,
-        after.unsent - before.unsent,
-        after.held - before.held,
-        after.combined - before.combined,
-        errors,
-    ]);
-    words
-}
-
-fn named_counters(kind: Kind, sums: &[u64], rounds: u64) -> (u64, BTreeMap<String, u64>) {
-    let kinds = PacketKind::ALL.len();
-    let mut counters: BTreeMap<String, u64> = BTreeMap::new();
-    for (packet, count) in PacketKind::ALL.iter().zip(sums) {
-        if *count > 0 {
-            counters.insert(packet.name().into(), *count);
-        }
+    fn open<'a>(&'a self, rank: &mut Rank<'a>) -> Result<Vec<Contender<'a>>, Error> {
+        let slices = Slices::open(self.kind, self.plan, rank);
+        let slices = rank.collective.share(slices.map(|slices| (slices, Vec::new())))?.0;
+        Ok(vec![Contender::new(Role::Main, slices)])
     }
-    let of = |packet: PacketKind| sums[packet.position()];
-    counters.insert("messages".into(), sums[..kinds].iter().sum());
-    let rest = &sums[kinds..];
-    match kind {
-        Kind::Lock => {
-            counters.insert("acquisitions".into(), rest[0] + rest[1]);
-            counters.insert("reacquired".into(), rest[1]);
-            counters.insert("handed_over".into(), rest[2]);
+
+    fn limits<'a>(&'a self, rank: &Rank<'a>, region: &'a SharedRegion) -> Vec<Contender<'a>> {
+        let Arguments { members, payload, .. } = *self.plan;
+        let mut limits = Vec::new();
+        if members > 1 {
+            limits.push(limits::cache_line(rank, region));
         }
-        Kind::Barrier => {
-            counters.insert("rounds".into(), rounds);
+        if self.kind == Kind::Message {
+            // Member 1 sends, as in the measured stream.
+            let shape = Shape { op: Op::WriteImm, payload, depth: WINDOW };
+            limits.push(limits::plain_device(rank, region, shape, 1));
+            limits.extend(limits::memcpy(rank, payload, WINDOW.min(MAX_COPIED / payload)));
         }
-        Kind::Message => {
-            counters.insert("sent".into(), of(PacketKind::Data) - rest[4] + rest[10]);
-            counters.insert("delivered".into(), rest[3]);
-            counters.insert("acks".into(), of(PacketKind::Ack));
-            counters.insert("nacks".into(), of(PacketKind::Nack));
-            counters.insert("resent".into(), rest[4]);
-            counters.insert("dropped".into(), rest[5]);
-            counters.insert("refused".into(), rest[6]);
-            counters.insert("discarded".into(), rest[7]);
-            counters.insert("unsent".into(), rest[8]);
-            counters.insert("held".into(), rest[9]);
-            counters.insert("combined".into(), rest[10]);
-        }
+        limits
     }
-    (rest[11], counters)
+
+    fn report(&self, measured: &mut Measured) -> Report {
+        let limit = measured.rate(Role::PlainDevice);
+        let counts = measured.counts();
+        let operations = match self.kind {
+            Kind::Lock => counts.counter("acquisitions"),
+            Kind::Barrier => counts.counter("rounds"),
+            Kind::Message => counts.counter("sent"),
+        };
+        let packets = counts.counter("messages") as f64 / operations.max(1) as f64;
+        let payload = if self.kind == Kind::Message { self.plan.payload } else { 0 };
+        let mut report = Report::new(payload, None, limit);
+        report.figures.insert("messages_per_op", round(packets, 1e3).into());
+        report.rows.push(row("packets for one operation", format!("{packets:.3}")));
+        report
+    }
 }

@@ -1,14 +1,19 @@
 //! The measured loops.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crosstie::endpoint::Buffer;
-use crosstie::group::{Channel, Group, GroupError, MemberId, RecvRequest, SendRequest, Tagged, TaggedFailed};
+use crosstie::group::{
+    Channel, Counters, Group, GroupError, MemberId, PacketKind, RecvRequest, SendRequest, Tagged,
+    TaggedFailed,
+};
 use crosstie::telemetry::Histogram;
 
-use super::plan::{Kind, Mode, Plan};
+use super::{Arguments, Kind, Mode};
 use crate::error::Error;
+use crate::limits::Throughput;
+use crate::runner::{Counts, Exchange, Rank};
 
 /// The member to which all others send.
 const RECEIVER: usize = 0;
@@ -16,58 +21,153 @@ const RECEIVER: usize = 0;
 const TAGGED_DEPTH: usize = 16;
 const TAG: u64 = 1;
 
-/// One member's part of all slices.
-pub(super) struct Slices<'g> {
+/// One member's part of all slices. Every member runs the same number of operations.
+pub(super) struct Slices {
     kind: Kind,
-    group: &'g Group,
-    channel: Option<Channel>,
-    tagged: Option<TaggedPart>,
+    // Field order: dropped before the group.
+    carrier: Option<Carrier>,
+    group: Group,
+    /// Operations of the next slice, and how long it should take.
+    ops: u64,
+    slice: Duration,
+    messages: Messages,
+    contention: f64,
+    random: u64,
+    rounds: u64,
+    latency: Histogram,
+    counters_at_start: Counters,
+}
+
+/// The messages of one member: those that it sends, and those that it receives.
+struct Messages {
     payload: Vec<u8>,
     received: Vec<u8>,
     /// Next message number of each sender.
     next: Vec<u64>,
     sent: u64,
-    contention: f64,
-    random: u64,
     errors: u64,
-    rounds: u64,
+}
+
+impl Messages {
+    /// Numbers the next message.
+    fn stamp(&mut self) -> &[u8] {
+        self.payload[..8].copy_from_slice(&self.sent.to_le_bytes());
+        self.sent += 1;
+        &self.payload
+    }
+
+    /// Counts a message that is not the next one of its sender, or has another length.
+    fn check(&mut self, from: MemberId) {
+        let next = &mut self.next[from.index()];
+        let number = self.received.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+        if number != Some(*next) || self.received.len() != self.payload.len() {
+            self.errors += 1;
+        }
+        *next = number.unwrap_or(*next) + 1;
+    }
+}
+
+/// How messages travel.
+enum Carrier {
+    Bytes(Channel),
+    Tagged(TaggedMessages),
+}
+
+impl Carrier {
+    fn open(plan: &Arguments, group: &Group) -> Result<Carrier, Error> {
+        // The device loses nothing, but with `--loss` this measurement does.
+        let resend = (plan.loss > 0.0).then_some((2_000_000, 50_000));
+        if plan.mode == Mode::Bytes {
+            let mut options = group.channel_options();
+            (options.resend_after, options.min_resend_after) =
+                resend.unwrap_or((options.resend_after, options.min_resend_after));
+            return Ok(Carrier::Bytes(group.open_channel(1, &options).map_err(failed)?));
+        }
+        let mut options = group.tagged_options();
+        options.eager_max = if plan.mode == Mode::Eager { u32::MAX } else { 0 };
+        (options.channel.resend_after, options.channel.min_resend_after) =
+            resend.unwrap_or((options.channel.resend_after, options.channel.min_resend_after));
+        let tagged = group.open_tagged(1, &options).map_err(failed)?;
+        let buffer = |_| {
+            let buffer = group.allocate(plan.payload).map_err(failed)?;
+            buffer.write(0, &vec![7; plan.payload])?;
+            Ok(buffer)
+        };
+        let free = (0..2 * TAGGED_DEPTH).map(buffer).collect::<Result<_, Error>>()?;
+        let (sends, receives) = (VecDeque::new(), VecDeque::new());
+        Ok(Carrier::Tagged(TaggedMessages { tagged, free, sends, receives }))
+    }
+
+    /// Prepares for so many messages that will arrive.
+    fn expect(&mut self, messages: u64) -> Result<(), Error> {
+        match self {
+            Carrier::Bytes(_) => Ok(()),
+            Carrier::Tagged(tagged) => tagged.post_receives(messages),
+        }
+    }
+
+    fn send(&mut self, to: usize, payload: &[u8]) -> Result<(), Error> {
+        match self {
+            Carrier::Bytes(channel) => channel.send(MemberId::new(to), payload).map_err(failed),
+            Carrier::Tagged(tagged) => tagged.send(MemberId::new(to), payload),
+        }
+    }
+
+    /// Waits for the next message; `left` will still arrive. Checks it.
+    fn recv(&mut self, messages: &mut Messages, left: u64) -> Result<(), Error> {
+        let from = match self {
+            Carrier::Bytes(channel) => channel.recv_into(&mut messages.received).map_err(failed)?,
+            Carrier::Tagged(tagged) => tagged.recv(&mut messages.received, left)?,
+        };
+        messages.check(from);
+        Ok(())
+    }
+
+    /// Waits until all messages are sent.
+    fn flush(&mut self) -> Result<(), Error> {
+        match self {
+            Carrier::Bytes(channel) => channel.flush().map_err(failed),
+            Carrier::Tagged(tagged) => tagged.end_sends(),
+        }
+    }
 }
 
 /// Buffers and requests of tagged messages.
-struct TaggedPart {
+struct TaggedMessages {
     tagged: Tagged,
     free: Vec<Buffer>,
     sends: VecDeque<SendRequest>,
     receives: VecDeque<RecvRequest>,
 }
 
+fn failed(error: GroupError) -> Error {
+    Error::rpc("the group")(error)
+}
+
 fn tagged_failed(failed: TaggedFailed) -> Error {
     Error::rpc("the group")(failed.error)
 }
 
-impl TaggedPart {
+impl TaggedMessages {
     /// A buffer that nothing uses, or that of the oldest send.
     fn take_buffer(&mut self) -> Result<Buffer, Error> {
         match self.free.pop() {
             Some(buffer) => Ok(buffer),
-            None => {
-                let send = self.sends.pop_front().ok_or(Error::Protocol)?;
-                send.wait().map_err(tagged_failed)
-            }
+            None => self.sends.pop_front().ok_or(Error::Protocol)?.wait().map_err(tagged_failed),
         }
     }
 
     fn send(&mut self, to: MemberId, payload: &[u8]) -> Result<(), Error> {
         let buffer = self.take_buffer()?;
         // The number at the start; the rest does not change.
-        buffer.write(0, &payload[..8]).map_err(|_| Error::Protocol)?;
+        buffer.write(0, &payload[..8])?;
         let send = self.tagged.isend(to, TAG, buffer, ..payload.len()).map_err(tagged_failed)?;
         self.sends.push_back(send);
         Ok(())
     }
 
-    fn post_receives(&mut self, count: usize) -> Result<(), Error> {
-        while self.receives.len() < count {
+    fn post_receives(&mut self, left: u64) -> Result<(), Error> {
+        while (self.receives.len() as u64) < left.min(TAGGED_DEPTH as u64) {
             let buffer = self.take_buffer()?;
             self.receives.push_back(self.tagged.irecv(None, Some(TAG), buffer).map_err(tagged_failed)?);
         }
@@ -75,12 +175,12 @@ impl TaggedPart {
     }
 
     /// Waits for the next message. Its number, as bytes, comes to `received`.
-    fn recv(&mut self, received: &mut Vec<u8>, left: usize) -> Result<MemberId, Error> {
-        self.post_receives(left.min(TAGGED_DEPTH))?;
+    fn recv(&mut self, received: &mut Vec<u8>, left: u64) -> Result<MemberId, Error> {
+        self.post_receives(left)?;
         let recv = self.receives.pop_front().ok_or(Error::Protocol)?;
         let (info, buffer) = recv.wait().map_err(tagged_failed)?;
         received.resize(info.len as usize, 0);
-        buffer.read(0, &mut received[..8]).map_err(|_| Error::Protocol)?;
+        buffer.read(0, &mut received[..8])?;
         self.free.push(buffer);
         Ok(info.from)
     }
@@ -93,75 +193,40 @@ impl TaggedPart {
     }
 }
 
-fn failed(error: GroupError) -> Error {
-    Error::rpc("the group")(error)
-}
-
-impl<'g> Slices<'g> {
-    pub(super) fn new(plan: &Plan, group: &'g Group) -> Result<Slices<'g>, Error> {
-        let channel = match plan.kind {
-            Kind::Message if plan.arguments.mode == Mode::Bytes => {
-                let mut options = group.channel_options();
-                if plan.arguments.loss > 0.0 {
-                    // The device loses nothing, but this measurement does.
-                    (options.resend_after, options.min_resend_after) = (2_000_000, 50_000);
-                }
-                Some(group.open_channel(1, &options).map_err(failed)?)
-            }
-            _ => None,
-        };
-        let tagged = match plan.kind {
-            Kind::Message if plan.arguments.mode != Mode::Bytes => {
-                let mut options = group.tagged_options();
-                options.eager_max = if plan.arguments.mode == Mode::Eager { u32::MAX } else { 0 };
-                if plan.arguments.loss > 0.0 {
-                    (options.channel.resend_after, options.channel.min_resend_after) = (2_000_000, 50_000);
-                }
-                let tagged = group.open_tagged(1, &options).map_err(failed)?;
-                let buffer = || {
-                    let buffer = group.allocate(plan.arguments.payload as usize).map_err(failed)?;
-                    buffer
-                        .write(0, &vec![7; plan.arguments.payload as usize])
-                        .map_err(|_| Error::Protocol)?;
-                    Ok(buffer)
-                };
-                let free = (0..2 * TAGGED_DEPTH).map(|_| buffer()).collect::<Result<_, Error>>()?;
-                Some(TaggedPart { tagged, free, sends: VecDeque::new(), receives: VecDeque::new() })
-            }
-            _ => None,
-        };
-        Ok(Slices {
-            kind: plan.kind,
-            group,
-            channel,
-            tagged,
-            payload: vec![7; plan.arguments.payload as usize],
-            received: Vec::with_capacity(plan.arguments.payload as usize),
+impl Slices {
+    pub(super) fn open(kind: Kind, plan: &Arguments, rank: &mut Rank<'_>) -> Result<Slices, Error> {
+        let device = rank.device()?;
+        let group = Group::join(rank.collective.job, &device, &plan.config(kind, rank.number));
+        let group = group.map_err(Error::rpc("joining the group"))?;
+        let carrier = (kind == Kind::Message).then(|| Carrier::open(plan, &group)).transpose()?;
+        let messages = Messages {
+            payload: vec![7; plan.payload],
+            received: Vec::with_capacity(plan.payload),
             next: vec![0; group.members()],
             sent: 0,
-            contention: plan.arguments.contention,
-            random: 0x9e37_79b9_7f4a_7c15 ^ group.member().index() as u64,
             errors: 0,
+        };
+        Ok(Slices {
+            kind,
+            carrier,
+            ops: 1000,
+            slice: Duration::ZERO,
+            messages,
+            contention: plan.contention,
+            random: 0x9e37_79b9_7f4a_7c15 ^ group.member().index() as u64,
             rounds: 0,
+            latency: Histogram::new(),
+            counters_at_start: group.counters(),
+            group,
         })
     }
 
-    pub(super) fn reset(&mut self) {
-        self.errors = 0;
-        self.rounds = 0;
+    fn member(&self) -> usize {
+        self.group.member().index()
     }
 
-    pub(super) fn errors(&self) -> u64 {
-        self.errors
-    }
-
-    /// Rounds of the barrier, with those that separate slices.
-    pub(super) fn rounds(&self) -> u64 {
-        self.rounds
-    }
-
-    /// Operations that count for one of a slice: barriers are counted once, locks and messages for each member.
-    pub(super) fn per_op(&self) -> u64 {
+    /// Operations of all members for one of a slice: barriers are counted once, locks and messages for each member.
+    fn per_op(&self) -> u64 {
         match self.kind {
             Kind::Barrier => 1,
             Kind::Lock => self.group.members() as u64,
@@ -169,162 +234,157 @@ impl<'g> Slices<'g> {
         }
     }
 
-    /// Runs `ops` operations. Returns the seconds that they took.
-    pub(super) fn run(&mut self, ops: u64, latency: &mut Histogram) -> Result<f64, Error> {
-        match self.kind {
-            Kind::Barrier => self.run_barriers(ops, latency),
-            Kind::Lock => self.run_locks(ops, latency),
-            Kind::Message => self.run_stream(ops),
-        }
+    /// Starts together with the other members.
+    fn start(&self) -> Result<Instant, Error> {
+        self.group.barrier(0).wait().map_err(failed)?;
+        Ok(Instant::now())
     }
 
-    fn run_barriers(&mut self, ops: u64, latency: &mut Histogram) -> Result<f64, Error> {
+    fn run_barriers(&mut self) -> Result<Duration, Error> {
+        let begin = self.start()?;
+        self.rounds += 1 + self.ops;
         let barrier = self.group.barrier(0);
-        barrier.wait().map_err(failed)?;
-        self.rounds += 1 + ops;
-        let begin = Instant::now();
         let mut last = begin;
-        for _ in 0..ops {
+        for _ in 0..self.ops {
             barrier.wait().map_err(failed)?;
             let now = Instant::now();
-            latency.record((now - last).as_nanos() as u64);
+            self.latency.record((now - last).as_nanos() as u64);
             last = now;
         }
-        Ok((last - begin).as_secs_f64())
+        Ok(last - begin)
     }
 
-    fn run_locks(&mut self, ops: u64, latency: &mut Histogram) -> Result<f64, Error> {
-        let (shared, own) = (self.group.lock(0), self.group.lock(self.group.member().index() as u32 + 1));
-        self.group.barrier(0).wait().map_err(failed)?;
-        let begin = Instant::now();
-        for _ in 0..ops {
+    fn run_locks(&mut self) -> Result<Duration, Error> {
+        let (shared, own) = (self.group.lock(0), self.group.lock(self.member() as u32 + 1));
+        let begin = self.start()?;
+        for _ in 0..self.ops {
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;
             let contended = (self.random >> 11) as f64 / (1u64 << 53) as f64 <= self.contention;
             let asked = Instant::now();
             let guard = if contended { shared.acquire() } else { own.acquire() }.map_err(failed)?;
-            latency.record(asked.elapsed().as_nanos() as u64);
+            self.latency.record(asked.elapsed().as_nanos() as u64);
             drop(guard);
         }
         self.group.barrier(0).wait().map_err(failed)?;
-        Ok(begin.elapsed().as_secs_f64())
+        Ok(begin.elapsed())
     }
 
-    /// All members send `ops` messages each to member 0.
-    fn run_stream(&mut self, ops: u64) -> Result<f64, Error> {
-        if self.tagged.is_some() {
-            return self.run_tagged_stream(ops);
+    /// All members send messages to member 0.
+    fn run_stream(&mut self) -> Result<Duration, Error> {
+        let (receives, arriving) = (self.member() == RECEIVER, self.ops * self.per_op());
+        if receives {
+            self.carrier()?.expect(arriving)?;
         }
-        let channel = self.channel.clone().ok_or(Error::Protocol)?;
-        self.group.barrier(0).wait().map_err(failed)?;
-        let begin = Instant::now();
-        if self.group.member().index() == RECEIVER {
-            for _ in 0..ops * self.per_op() {
-                let from = channel.recv_into(&mut self.received).map_err(failed)?;
-                self.check(from);
+        let begin = self.start()?;
+        let (ops, messages) = (self.ops, &mut self.messages);
+        let carrier = self.carrier.as_mut().ok_or(Error::Protocol)?;
+        if receives {
+            for number in 0..arriving {
+                carrier.recv(messages, arriving - number)?;
             }
         } else {
             for _ in 0..ops {
-                self.stamp();
-                channel.send(MemberId::new(RECEIVER), &self.payload).map_err(failed)?;
+                carrier.send(RECEIVER, messages.stamp())?;
             }
         }
-        let elapsed = begin.elapsed().as_secs_f64();
-        channel.flush().map_err(failed)?;
+        let elapsed = begin.elapsed();
+        carrier.flush()?;
         Ok(elapsed)
-    }
-
-    fn run_tagged_stream(&mut self, ops: u64) -> Result<f64, Error> {
-        let mut part = self.tagged.take().ok_or(Error::Protocol)?;
-        let receives = self.group.member().index() == RECEIVER;
-        let messages = ops * self.per_op();
-        if receives {
-            part.post_receives((messages as usize).min(TAGGED_DEPTH))?;
-        }
-        self.group.barrier(0).wait().map_err(failed)?;
-        let begin = Instant::now();
-        if receives {
-            for number in 0..messages {
-                let from = part.recv(&mut self.received, (messages - number) as usize)?;
-                self.check(from);
-            }
-        } else {
-            for _ in 0..ops {
-                self.stamp();
-                part.send(MemberId::new(RECEIVER), &self.payload)?;
-            }
-            part.end_sends()?;
-        }
-        let elapsed = begin.elapsed().as_secs_f64();
-        self.tagged = Some(part);
-        Ok(elapsed)
-    }
-
-    fn run_tagged_round_trips(&mut self, ops: u64, latency: &mut Histogram) -> Result<(), Error> {
-        let mut part = self.tagged.take().ok_or(Error::Protocol)?;
-        self.group.barrier(0).wait().map_err(failed)?;
-        let me = self.group.member().index();
-        if me < 2 {
-            for _ in 0..ops {
-                let begin = Instant::now();
-                part.post_receives(1)?;
-                for step in 0..2 {
-                    if step == me {
-                        self.stamp();
-                        part.send(MemberId::new(1 - me), &self.payload)?;
-                    } else {
-                        let from = part.recv(&mut self.received, 1)?;
-                        self.check(from);
-                    }
-                }
-                latency.record(begin.elapsed().as_nanos() as u64);
-            }
-            part.end_sends()?;
-        }
-        self.tagged = Some(part);
-        Ok(())
     }
 
     /// Round trips between members 0 and 1.
-    pub(super) fn run_round_trips(&mut self, ops: u64, latency: &mut Histogram) -> Result<(), Error> {
-        if self.tagged.is_some() {
-            return self.run_tagged_round_trips(ops, latency);
-        }
-        let channel = self.channel.clone().ok_or(Error::Protocol)?;
-        self.group.barrier(0).wait().map_err(failed)?;
-        let me = self.group.member().index();
-        if me < 2 {
-            for _ in 0..ops {
+    fn run_round_trips(&mut self, count: u64) -> Result<(), Error> {
+        self.start()?;
+        let member = self.member();
+        let (messages, latency) = (&mut self.messages, &mut self.latency);
+        let carrier = self.carrier.as_mut().ok_or(Error::Protocol)?;
+        if member < 2 {
+            for _ in 0..count {
                 let begin = Instant::now();
+                carrier.expect(1)?;
                 for step in 0..2 {
-                    if step == me {
-                        self.stamp();
-                        channel.send(MemberId::new(1 - me), &self.payload).map_err(failed)?;
+                    if step == member {
+                        carrier.send(1 - member, messages.stamp())?;
                     } else {
-                        let from = channel.recv_into(&mut self.received).map_err(failed)?;
-                        self.check(from);
+                        carrier.recv(messages, 1)?;
                     }
                 }
                 latency.record(begin.elapsed().as_nanos() as u64);
             }
         }
-        channel.flush().map_err(failed)
+        carrier.flush()
     }
 
-    /// Numbers the next message.
-    fn stamp(&mut self) {
-        self.payload[..8].copy_from_slice(&self.sent.to_le_bytes());
-        self.sent += 1;
+    fn carrier(&mut self) -> Result<&mut Carrier, Error> {
+        self.carrier.as_mut().ok_or(Error::Protocol)
+    }
+}
+
+impl Exchange for Slices {
+    fn run_slice(&mut self, slice: Duration) -> Result<Option<Throughput>, Error> {
+        self.slice = slice;
+        let time = match self.kind {
+            Kind::Barrier => self.run_barriers()?,
+            Kind::Lock => self.run_locks()?,
+            Kind::Message => {
+                let time = self.run_stream()?;
+                self.run_round_trips((self.ops / 8).clamp(8, 2000))?;
+                time
+            }
+        };
+        let operations = self.ops * self.per_op();
+        Ok((self.member() == 0).then_some(Throughput { operations, time }))
     }
 
-    /// Counts a message that is not the next one of its sender, or has another length.
-    fn check(&mut self, from: MemberId) {
-        let next = &mut self.next[from.index()];
-        let number = self.received.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        if number != Some(*next) || self.received.len() != self.payload.len() {
-            self.errors += 1;
+    /// The next slice has as many operations as fit into its time.
+    fn slice_done(&mut self, total: Throughput) {
+        let ops = self.ops;
+        let wanted = ops as f64 * self.slice.as_secs_f64() / total.time.as_secs_f64().max(1e-6);
+        self.ops = (wanted as u64).clamp(ops / 4, ops * 4).clamp(8, 1 << 22);
+    }
+
+    fn reset(&mut self) {
+        (self.messages.errors, self.rounds) = (0, 0);
+        self.latency.clear();
+        self.counters_at_start = self.group.counters();
+    }
+
+    fn counts(&self) -> Counts {
+        let (before, now) = (&self.counters_at_start, self.group.counters());
+        let sent = |kind: PacketKind| now.sent(kind) - before.sent(kind);
+        let since = |count: fn(&Counters) -> u64| count(&now) - count(before);
+        let resent = since(|counters| counters.resent);
+        let combined = since(|counters| counters.combined);
+        let leads = self.member() == 0;
+        let mut counters = vec![("messages", PacketKind::ALL.into_iter().map(sent).sum())];
+        let kinds = PacketKind::ALL.into_iter().map(|kind| (kind.name(), sent(kind)));
+        counters.extend(kinds.filter(|(_, count)| *count > 0));
+        match self.kind {
+            Kind::Lock => counters.extend([
+                ("acquisitions", since(|counters| counters.locks.acquired + counters.locks.reacquired)),
+                ("reacquired", since(|counters| counters.locks.reacquired)),
+                ("handed_over", since(|counters| counters.locks.handed_over)),
+            ]),
+            // The same on all members.
+            Kind::Barrier => counters.push(("rounds", if leads { self.rounds } else { 0 })),
+            Kind::Message => counters.extend([
+                ("sent", sent(PacketKind::Data) + combined - resent),
+                ("delivered", since(|counters| counters.delivered)),
+                ("acks", sent(PacketKind::Ack)),
+                ("nacks", sent(PacketKind::Nack)),
+                ("resent", resent),
+                ("dropped", since(|counters| counters.injected_losses)),
+                ("refused", since(|counters| counters.refused)),
+                ("discarded", since(|counters| counters.discarded)),
+                ("unsent", since(|counters| counters.unsent)),
+                ("held", since(|counters| counters.held)),
+                ("combined", combined),
+            ]),
         }
-        *next = number.unwrap_or(*next) + 1;
+        let counts = Counts::new(counters, self.messages.errors);
+        // Latencies are those of the leading member.
+        if leads { Counts { latency: self.latency.clone(), ..counts } } else { counts }
     }
 }

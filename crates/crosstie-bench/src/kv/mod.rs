@@ -269,7 +269,7 @@ impl Plan {
             let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_BYTES_DEPTH);
             if self.check {
                 return invalid(format!(
-                    "histories with values of {size} bytes are not checked: use --value-size 8 with --check"
+                    "histories with values of {size} bytes are not checked: use --payload 8 with --check"
                 ));
             }
             if depth as usize > limit {

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use crosstie::telemetry::Histogram;
 
-use super::{END, wait_for_number};
+use super::{END, Throughput, wait_for_number};
 use crate::error::Error;
+use crate::runner::{Counts, Exchange, Part};
 use crate::shared_region::SharedRegion;
 use crate::spin_wait::SpinWait;
 
@@ -16,21 +17,23 @@ const WORD: usize = 0;
 /// One side of a ping-pong with one word; each side spins on it.
 pub(crate) struct CacheLinePingPong<'a> {
     region: &'a SharedRegion,
+    part: Part,
     spin: SpinWait,
     /// Messages so far, those of both sides.
     messages: u64,
+    /// Nanoseconds for every [`CacheLinePingPong::PER_SAMPLE`] round trips.
+    times: Histogram,
 }
 
 impl<'a> CacheLinePingPong<'a> {
-    /// Round trips that [`CacheLinePingPong::lead`] times together.
+    /// Round trips that are timed together.
     const PER_SAMPLE: u64 = 64;
 
-    pub(crate) fn new(region: &'a SharedRegion, spin: SpinWait) -> CacheLinePingPong<'a> {
-        CacheLinePingPong { region, spin, messages: 0 }
+    pub(crate) fn new(region: &'a SharedRegion, part: Part, spin: SpinWait) -> CacheLinePingPong<'a> {
+        CacheLinePingPong { region, part, spin, messages: 0, times: Histogram::new() }
     }
 
-    /// Makes round trips for `slice`; records the time of every [`CacheLinePingPong::PER_SAMPLE`] round trips.
-    pub(crate) fn lead(&mut self, slice: Duration, times: &mut Histogram) -> Result<(), Error> {
+    fn lead(&mut self, slice: Duration) -> Result<(), Error> {
         let begin = Instant::now();
         let mut last = begin;
         loop {
@@ -38,7 +41,7 @@ impl<'a> CacheLinePingPong<'a> {
                 self.round_trip(0)?;
             }
             let now = Instant::now();
-            times.record((now - last).as_nanos() as u64);
+            self.times.record((now - last).as_nanos() as u64);
             last = now;
             if now - begin >= slice {
                 return self.round_trip(END);
@@ -47,7 +50,7 @@ impl<'a> CacheLinePingPong<'a> {
     }
 
     /// The other side of [`CacheLinePingPong::lead`].
-    pub(crate) fn follow(&mut self) -> Result<(), Error> {
+    fn follow(&mut self) -> Result<(), Error> {
         loop {
             self.messages += 2;
             let end = wait_for_number(self.region.word(WORD), self.messages - 1, &mut self.spin)?;
@@ -59,9 +62,9 @@ impl<'a> CacheLinePingPong<'a> {
         }
     }
 
-    /// Median of one round trip in nanoseconds, from what [`CacheLinePingPong::lead`] recorded.
-    pub(crate) fn median(times: &Histogram) -> Option<f64> {
-        times.quantile(0.5).map(|ns| ns as f64 / Self::PER_SAMPLE as f64)
+    /// Median of one round trip in nanoseconds, given the median of [`Counts::latency`].
+    pub(crate) fn one_round_trip(ns: u64) -> f64 {
+        ns as f64 / Self::PER_SAMPLE as f64
     }
 
     #[inline]
@@ -70,5 +73,24 @@ impl<'a> CacheLinePingPong<'a> {
         // Release, partner: the Acquire in `follow`.
         self.region.word(WORD).store((self.messages - 1) | end, Release);
         wait_for_number(self.region.word(WORD), self.messages, &mut self.spin).map(drop)
+    }
+}
+
+impl Exchange for CacheLinePingPong<'_> {
+    fn run_slice(&mut self, slice: Duration) -> Result<Option<Throughput>, Error> {
+        match self.part {
+            Part::Lead => self.lead(slice)?,
+            Part::Follow => self.follow()?,
+            Part::Wait => {}
+        }
+        Ok(None)
+    }
+
+    fn reset(&mut self) {
+        self.times.clear();
+    }
+
+    fn counts(&self) -> Counts {
+        Counts { latency: self.times.clone(), ..Counts::default() }
     }
 }

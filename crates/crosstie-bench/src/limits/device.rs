@@ -11,8 +11,10 @@ use core::hint::black_box;
 use core::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::time::{Duration, Instant};
 
-use super::{END, RINGS, Throughput, wait_for_number};
+use super::{END, LARGE, RINGS, Throughput, wait_for_number};
+use crate::device::{Op, Shape};
 use crate::error::Error;
+use crate::runner::{Exchange, Part};
 use crate::shared_region::SharedRegion;
 use crate::slots::stride;
 use crate::spin_wait::SpinWait;
@@ -34,6 +36,8 @@ enum Direction {
 /// One side of the plain code.
 pub(crate) struct PlainDevice<'a> {
     region: &'a SharedRegion,
+    part: Part,
+    op: Op,
     payload: usize,
     depth: usize,
     spin: SpinWait,
@@ -51,27 +55,15 @@ impl<'a> PlainDevice<'a> {
         RINGS + 2 * depth * (ENTRY + stride(payload))
     }
 
-    pub(crate) fn new(
-        region: &'a SharedRegion,
-        payload: usize,
-        depth: usize,
-        spin: SpinWait,
-    ) -> PlainDevice<'a> {
-        let per_clock_read = if payload < 4096 { 64 } else { 1 };
-        PlainDevice {
-            region,
-            payload,
-            depth,
-            spin,
-            per_clock_read,
-            seq: 0,
-            slot: 0,
-            message: vec![1; payload],
-        }
+    pub(crate) fn new(region: &'a SharedRegion, part: Part, shape: Shape, spin: SpinWait) -> PlainDevice<'a> {
+        let Shape { op, payload, depth } = shape;
+        let per_clock_read = if payload < LARGE { 64 } else { 1 };
+        let message = vec![1; payload];
+        PlainDevice { region, part, op, payload, depth, spin, per_clock_read, seq: 0, slot: 0, message }
     }
 
     /// Round trips: one message to the follower, one back.
-    pub(crate) fn lead_ping_pong(&mut self, slice: Duration) -> Result<Throughput, Error> {
+    fn lead_ping_pong(&mut self, slice: Duration) -> Result<Throughput, Error> {
         self.repeat(self.per_clock_read, slice, |plain, end| {
             plain.seq += 1;
             plain.send(Direction::ToFollower, end);
@@ -81,7 +73,7 @@ impl<'a> PlainDevice<'a> {
     }
 
     /// The other side of [`PlainDevice::lead_ping_pong`].
-    pub(crate) fn follow_ping_pong(&mut self) -> Result<(), Error> {
+    fn follow_ping_pong(&mut self) -> Result<(), Error> {
         loop {
             self.seq += 1;
             let end = self.receive(Direction::ToFollower)?;
@@ -93,7 +85,7 @@ impl<'a> PlainDevice<'a> {
     }
 
     /// Messages in one direction, at most `depth` ahead of the receiver.
-    pub(crate) fn lead_stream(&mut self, slice: Duration) -> Result<Throughput, Error> {
+    fn lead_stream(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let mut consumed = self.seq;
         let depth = self.depth as u64;
         let throughput = self.repeat(self.per_clock_read, slice, |plain, end| {
@@ -113,7 +105,7 @@ impl<'a> PlainDevice<'a> {
     }
 
     /// The other side of [`PlainDevice::lead_stream`]: publishes the number of consumed messages every quarter of the depth.
-    pub(crate) fn follow_stream(&mut self) -> Result<(), Error> {
+    fn follow_stream(&mut self) -> Result<(), Error> {
         let quarter = (self.depth as u64 / 4).max(1);
         let mut published = self.seq;
         loop {
@@ -132,7 +124,7 @@ impl<'a> PlainDevice<'a> {
     }
 
     /// Copies bytes into memory that the other side maps.
-    pub(crate) fn write(&mut self, slice: Duration) -> Result<Throughput, Error> {
+    fn write(&mut self, slice: Duration) -> Result<Throughput, Error> {
         self.repeat(self.per_clock_read, slice, |plain, _| {
             plain.seq += 1;
             plain.region.put(plain.payload_at(Direction::ToFollower), plain.numbered());
@@ -142,7 +134,7 @@ impl<'a> PlainDevice<'a> {
     }
 
     /// Copies bytes out of memory that the other side maps.
-    pub(crate) fn read(&mut self, slice: Duration) -> Result<Throughput, Error> {
+    fn read(&mut self, slice: Duration) -> Result<Throughput, Error> {
         self.repeat(self.per_clock_read, slice, |plain, _| {
             plain.region.get(plain.payload_at(Direction::ToFollower), &mut plain.message);
             black_box(&mut plain.message);
@@ -152,7 +144,7 @@ impl<'a> PlainDevice<'a> {
     }
 
     /// Compare-and-swap on a word that the other side maps.
-    pub(crate) fn compare_swap(&mut self, slice: Duration) -> Result<Throughput, Error> {
+    fn compare_swap(&mut self, slice: Duration) -> Result<Throughput, Error> {
         let mut value = self.region.word(WORD).load(Acquire);
         self.repeat(self.per_clock_read, slice, |plain, _| {
             if plain.region.word(WORD).compare_exchange(value, value + 1, SeqCst, SeqCst).is_ok() {
@@ -163,7 +155,7 @@ impl<'a> PlainDevice<'a> {
     }
 
     /// Fetch-and-add on a word that the other side maps.
-    pub(crate) fn fetch_add(&mut self, slice: Duration) -> Result<Throughput, Error> {
+    fn fetch_add(&mut self, slice: Duration) -> Result<Throughput, Error> {
         self.repeat(self.per_clock_read, slice, |plain, _| {
             black_box(plain.region.word(WORD).fetch_add(1, SeqCst));
             Ok(())
@@ -243,5 +235,23 @@ impl<'a> PlainDevice<'a> {
             Direction::ToFollower => RINGS,
             Direction::ToLeader => RINGS + self.depth * (ENTRY + stride(self.payload)),
         }
+    }
+}
+
+impl Exchange for PlainDevice<'_> {
+    fn run_slice(&mut self, slice: Duration) -> Result<Option<Throughput>, Error> {
+        let is_ping_pong = Shape { op: self.op, payload: self.payload, depth: self.depth }.is_ping_pong();
+        match (self.part, self.op) {
+            (Part::Lead, _) if is_ping_pong => self.lead_ping_pong(slice),
+            (Part::Lead, Op::WriteImm | Op::Send) => self.lead_stream(slice),
+            (Part::Lead, Op::Write) => self.write(slice),
+            (Part::Lead, Op::Read) => self.read(slice),
+            (Part::Lead, Op::Cas) => self.compare_swap(slice),
+            (Part::Lead, Op::Faa) => self.fetch_add(slice),
+            (Part::Follow, _) if is_ping_pong => return self.follow_ping_pong().map(|()| None),
+            (Part::Follow, op) if op.is_received() => return self.follow_stream().map(|()| None),
+            _ => return Ok(None),
+        }
+        .map(Some)
     }
 }

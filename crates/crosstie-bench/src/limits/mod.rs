@@ -1,14 +1,13 @@
 //! What the machine allows: minimal code that exchanges the same messages between the same two cores.
 //!
 //! This code has no checks, no access rights, no errors and no handling of a dead peer; there is one sender and one receiver. It is
-//! the fastest that a reader could write by hand. Both sides call matching functions in the same order (`lead_*` and `follow_*`); the
-//! leading side ends a slice when its time is over. Sequence numbers only grow, so the next slice needs no reset.
+//! the fastest that a reader could write by hand. One side leads: it ends a slice when its time is over, and the other one follows. Sequence numbers only grow, so the next slice needs no reset.
 //!
 //! | limit | compared with |
 //! | --- | --- |
 //! | [`CacheLinePingPong`] | everything: the round trip of one cache line |
-//! | [`PlainDevice`] | `bench device` |
-//! | [`in_place`], [`two_rings`] | `bench ipc`, `bench delegation`, `bench flux`; `two_rings` also `bench copyrpc` |
+//! | [`PlainDevice`] | `bench device`, `bench endpoint`, `bench message` |
+//! | [`PlainRpc`] | `bench ipc`, `bench delegation`, `bench flux`, `bench copyrpc` |
 //! | [`Memcpy`] | large payloads |
 //!
 //! ```text
@@ -25,10 +24,16 @@ use std::time::{Duration, Instant};
 
 pub(crate) use cache_line::CacheLinePingPong;
 pub(crate) use device::PlainDevice;
-pub(crate) use exchange::{PlainExchange, TakeResponses, in_place, in_place_len, two_rings, two_rings_len};
+pub(crate) use exchange::PlainRpc;
 
-use super::spin_wait::SpinWait;
+use crate::device::Shape;
 use crate::error::Error;
+use crate::runner::{Contender, Exchange, Rank, Role};
+use crate::shared_region::SharedRegion;
+use crate::spin_wait::SpinWait;
+
+/// From this payload in bytes on, a result has bytes per second, which memcpy limits.
+pub(crate) const LARGE: usize = 4096;
 
 /// Offset of the rings in the region; single words come before.
 pub(crate) const RINGS: usize = 4096;
@@ -63,22 +68,40 @@ fn wait_for_number(word: &AtomicU64, number: u64, spin: &mut SpinWait) -> Result
     }
 }
 
-/// memcpy inside this process: copies `payload` bytes at a time, cycling through as many buffers as messages in flight.
-pub(crate) struct Memcpy {
+/// The round trip of a cache line between ranks 0 and 1.
+pub(crate) fn cache_line<'a>(rank: &Rank<'a>, region: &'a SharedRegion) -> Contender<'a> {
+    Contender::new(Role::CacheLine, CacheLinePingPong::new(region, rank.part(0, 1), rank.spin_of_two))
+}
+
+/// Plain code for an operation of a device between rank `leader` and the other one of ranks 0 and 1.
+pub(crate) fn plain_device<'a>(
+    rank: &Rank<'a>,
+    region: &'a SharedRegion,
+    shape: Shape,
+    leader: usize,
+) -> Contender<'a> {
+    let part = rank.part(leader, 1 - leader);
+    Contender::new(Role::PlainDevice, PlainDevice::new(region, part, shape, rank.spin_of_two))
+}
+
+/// memcpy inside the leading process, for large payloads: copies `payload` bytes at a time, in turns between `buffers` buffers.
+pub(crate) fn memcpy<'a>(rank: &Rank<'a>, payload: usize, buffers: usize) -> Option<Contender<'a>> {
+    let len = if rank.number == 0 { payload.saturating_mul(buffers) } else { 0 };
+    let memcpy = || Memcpy { from: vec![1; len], to: vec![2; len], payload };
+    (payload >= LARGE).then(|| Contender::new(Role::Memcpy, memcpy()))
+}
+
+struct Memcpy {
     from: Vec<u8>,
     to: Vec<u8>,
     payload: usize,
 }
 
-impl Memcpy {
-    pub(crate) fn new(payload: usize, depth: usize) -> Memcpy {
-        Memcpy { from: vec![1; payload * depth], to: vec![2; payload * depth], payload }
-    }
-
-    pub(crate) fn run(&mut self, slice: Duration) -> Throughput {
+impl Exchange for Memcpy {
+    fn run_slice(&mut self, slice: Duration) -> Result<Option<Throughput>, Error> {
         let begin = Instant::now();
         let mut operations = 0;
-        loop {
+        while !self.from.is_empty() {
             for (to, from) in self.to.chunks_exact_mut(self.payload).zip(self.from.chunks_exact(self.payload))
             {
                 black_box(&mut *to).copy_from_slice(from);
@@ -86,8 +109,9 @@ impl Memcpy {
             }
             let time = begin.elapsed();
             if time >= slice {
-                return Throughput { operations, time };
+                return Ok(Some(Throughput { operations, time }));
             }
         }
+        Ok(None)
     }
 }

@@ -7,32 +7,38 @@ use std::time::Duration;
 use crosstie::flux::{CallError, Config, ConfigError, Node, network};
 
 use super::payload::Payload;
-use super::rpc_loop::{Client, ClientLoop, Idle, RpcClient, RpcServer, Server, ServerLoop, response_number};
-use super::{Plan, SERVER, Summary, Transport, measure};
+use super::rpc_loop::{RpcClient, RpcServer, response_number};
+use super::{Arguments, Member, SERVER, Transport};
 use crate::error::Error;
+use crate::runner::Exchange;
+use crate::wait::Wait;
 
-pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
-    // One type for each of `plan::FLUX_PAYLOADS`.
+/// Payloads of flux. Its messages are values of a type, so each size is a type in this program.
+pub(super) const PAYLOADS: [usize; 8] = [8, 16, 32, 48, 64, 256, 1024, 4096];
+
+pub(super) fn transport(plan: &Arguments, wait: Wait) -> Result<Box<dyn Transport>, Error> {
+    // One type for each of `PAYLOADS`.
     match plan.payload {
-        8 => run_sized::<8>(plan),
-        16 => run_sized::<16>(plan),
-        32 => run_sized::<32>(plan),
-        48 => run_sized::<48>(plan),
-        64 => run_sized::<64>(plan),
-        256 => run_sized::<256>(plan),
-        1024 => run_sized::<1024>(plan),
-        _ => run_sized::<4096>(plan),
+        8 => sized::<8>(plan, wait),
+        16 => sized::<16>(plan, wait),
+        32 => sized::<32>(plan, wait),
+        48 => sized::<48>(plan, wait),
+        64 => sized::<64>(plan, wait),
+        256 => sized::<256>(plan, wait),
+        1024 => sized::<1024>(plan, wait),
+        _ => sized::<4096>(plan, wait),
     }
 }
 
-fn run_sized<const N: usize>(plan: &Plan) -> Result<Option<Summary>, Error> {
-    let config = Config { capacity: plan.depth, max_in_flight: plan.depth, wait_strategy: plan.wait.into() };
-    let nodes = network::<Message<N>, Message<N>, u64>(plan.ranks(), &config);
+fn sized<const N: usize>(plan: &Arguments, wait: Wait) -> Result<Box<dyn Transport>, Error> {
+    let (capacity, max_in_flight) = (plan.queue_depth, plan.queue_depth);
+    let config = Config { capacity, max_in_flight, wait_strategy: wait.into() };
+    let nodes = network::<Message<N>, Message<N>, u64>(plan.clients + 1, &config);
     let nodes = nodes.map_err(|error| match error {
         ConfigError::Parking(_) => Error::rpc("creating the network")(error),
         _ => Error::Usage(error.to_string()),
     })?;
-    measure(plan, &Flux { nodes: Mutex::new(nodes.into_iter().map(Some).collect()) })
+    Ok(Box::new(Flux { nodes: Mutex::new(nodes.into_iter().map(Some).collect()) }))
 }
 
 type Message<const N: usize> = [u8; N];
@@ -51,18 +57,13 @@ impl<const N: usize> Flux<N> {
 }
 
 impl<const N: usize> Transport for Flux<N> {
-    fn serve(&self, _plan: &Plan, _name: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error> {
-        Ok(Box::new(Server::new(self.take(SERVER)?, idle)))
+    fn serve<'a>(&self, member: Member<'a>, _: &str) -> Result<Box<dyn Exchange + 'a>, Error> {
+        Ok(member.server(self.take(SERVER)?))
     }
 
-    fn connect(
-        &self,
-        plan: &Plan,
-        _name: &str,
-        rank: usize,
-        idle: Idle,
-    ) -> Result<Box<dyn ClientLoop>, Error> {
-        Ok(Box::new(Client::new(self.take(rank)?, rank, plan.payload, plan.depth, idle)))
+    fn connect<'a>(&self, member: Member<'a>, _: &str) -> Result<Box<dyn Exchange + 'a>, Error> {
+        let peer = self.take(member.number)?;
+        Ok(member.client(peer))
     }
 }
 

@@ -2,17 +2,18 @@
 
 use crosstie::ipc::{Config, Counters};
 
-use super::Plan;
+use super::Arguments;
+use crate::wait::Wait;
 
 super::shared_memory_rpc::shared_memory_rpc!(ipc);
 
-fn config(plan: &Plan) -> Config {
+fn config(plan: &Arguments, wait: Wait) -> Config {
     Config {
         max_clients: plan.clients,
-        queue_depth: plan.depth,
+        queue_depth: plan.queue_depth,
         request_limit: plan.payload,
         response_limit: plan.payload,
-        wait_strategy: plan.wait.into(),
+        wait_strategy: wait.into(),
     }
 }
 

@@ -1,8 +1,7 @@
 //! `crosstie bench ipc`, `delegation` and `flux`: requests and responses inside one node, compared with what the machine allows.
 //!
-//! There are one server and one or more clients, threads or processes. The first client leads. Slices of the RPC alternate with slices
-//! of the limits, which the leading client and the server measure while the other clients sleep. All slices run under the same load of
-//! the machine, so the medians over the slices can be compared.
+//! There are one server and one or more clients, threads or processes. The first client leads; it and the server also measure the
+//! limits, while the other clients sleep.
 //!
 //! ```text
 //! rank 0  the leading client      its own core, if there are two
@@ -14,407 +13,271 @@ mod delegation;
 mod flux;
 mod ipc;
 pub(super) mod payload;
-pub(super) mod plan;
 pub(super) mod rpc_loop;
 mod shared_memory_rpc;
 mod slice_barrier;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crosstie::bootstrap::{self, Bootstrap, Limits, local};
-use crosstie::telemetry::Histogram;
-use serde::{Deserialize, Serialize};
-
-pub use plan::{Arguments, Kind, Plan};
-
-use self::rpc_loop::{ClientLoop, Idle, ServerLoop, Tally};
+use self::rpc_loop::{Client, Idle, RpcClient, RpcServer, Server, check_all_answered};
 use self::slice_barrier::SliceBarrier;
-use super::collective::Collective;
-use super::cores;
-use super::limits::{self, CacheLinePingPong, Memcpy, PlainExchange, TakeResponses, Throughput};
-use super::progress::Progress;
-use super::shared_region::{self, SharedRegion};
-use super::spin_wait::SpinWait;
-use super::summary::{self, LARGE, Measurements, Setup, Summary};
+use crate::cores;
 use crate::error::Error;
-use crate::median::median;
+use crate::limits::{self, PlainRpc, Throughput};
+use crate::options::{Common, check_memory, name_of, usage, within};
+use crate::runner::{self, Benchmark, Contender, Counts, Exchange, Job, Measured, Rank, Role};
+use crate::shared_region::SharedRegion;
+use crate::spin_wait::SpinWait;
+use crate::summary::{Report, Summary, fields};
 use crate::wait::Wait;
 
 /// The rank of the server.
 const SERVER: usize = 1;
+/// The smallest payload: the 8-byte number by which a response is verified.
+const MIN_PAYLOAD: u64 = 8;
+/// The largest payload of ipc and delegation.
+const MAX_PAYLOAD: u64 = 1 << 20;
+/// Limit of the memory for all messages in flight.
+const MAX_MEMORY: usize = 256 << 20;
 
-/// The RPC to measure: creates its server and its clients.
+/// RPC on one machine: one server and one or more clients, each a thread or a process.
+///
+/// The result is compared with minimal code that makes the same exchange between the same two cores at the same depth. Short
+/// slices of the benchmark and of that code alternate. Two variants are measured: "in place" (request and response use the same
+/// cache line) and "two rings" (one ring per direction, with as many slots as the depth or four times that, whichever is faster).
+/// The limit of ipc is "in place" at depth 1, and the faster variant at larger depths. The limit of delegation and flux is "two
+/// rings". The limits are always measured with one client; with more clients they are shown without a ratio. Latencies are round
+/// trips: of every 32nd request, or of every request from 4 KiB on.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes of a request and of its response.
+    #[arg(long, value_name = "BYTES", default_value_t = 32, value_parser = within(MIN_PAYLOAD..=MAX_PAYLOAD))]
+    payload: usize,
+    /// Requests that each client has in flight.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=1024))]
+    queue_depth: usize,
+    /// Number of clients; the result is the sum of their operations.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=128))]
+    clients: usize,
+    /// Run the server and the clients as processes, not as threads.
+    #[arg(long)]
+    processes: bool,
+    /// How a thread waits for messages [default: spin if each has its own core, otherwise adaptive].
+    // Scripts may use the former name.
+    #[arg(long, value_enum, alias = "waiting")]
+    wait: Option<Wait>,
+}
+
+/// The RPC to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// [`crosstie::ipc`]: each client has its own lane.
+    Ipc,
+    /// [`crosstie::delegation`]: all clients share one ring.
+    Delegation,
+    /// [`crosstie::flux`]: between threads of one process.
+    Flux,
+}
+
+/// Creates the server and the clients of an RPC.
 trait Transport: Sync {
     /// Creates the server under a unique name.
-    fn serve(&self, plan: &Plan, name: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error>;
-    /// Connects the client of this rank to the server of that name.
-    fn connect(&self, plan: &Plan, name: &str, rank: usize, idle: Idle)
-    -> Result<Box<dyn ClientLoop>, Error>;
+    fn serve<'a>(&self, member: Member<'a>, name: &str) -> Result<Box<dyn Exchange + 'a>, Error>;
+    /// Connects a client to the server of that name.
+    fn connect<'a>(&self, member: Member<'a>, name: &str) -> Result<Box<dyn Exchange + 'a>, Error>;
 }
 
-/// Runs the benchmark. Returns the summary in the process that leads.
-pub fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
-    match plan.kind {
-        Kind::Ipc => ipc::run(plan),
-        Kind::Flux => flux::run(plan),
-        Kind::Delegation => delegation::run(plan),
-    }
-}
-
-fn measure(plan: &Plan, transport: &dyn Transport) -> Result<Option<Summary>, Error> {
-    let mut job = bootstrap::from_env()?;
-    let region_len = plan.region_layout().len;
-    if job.size() == 1 {
-        let region = SharedRegion::create(region_len)?;
-        if !plan.processes {
-            return in_threads(plan, transport, &region);
-        }
-        let mut job = local::JobBuilder::new(plan.ranks() as u32)
-            .arguments(plan.command_line())
-            .variable(shared_region::VARIABLE, region.descriptor())
-            .start()?;
-        let summary = cores::on_own_thread(|| run_rank(plan, transport, &mut job, &region))?;
-        job.finish()?;
-        return Ok(summary);
-    }
-    let Some(region) = SharedRegion::inherited(region_len)? else {
-        let name = plan.kind.name();
-        return Err(Error::Usage(format!(
-            "bench {name} runs inside one node and starts its own processes: start it once, without a launcher"
-        )));
-    };
-    let summary = run_rank(plan, transport, job.as_mut(), &region)?;
-    job.finish()?;
-    Ok(summary)
-}
-
-/// Runs all ranks as threads of this process.
-fn in_threads(
-    plan: &Plan,
-    transport: &dyn Transport,
-    region: &SharedRegion,
-) -> Result<Option<Summary>, Error> {
-    let mut members = local::in_process(plan.ranks() as u32, Limits::default())?.into_iter();
-    let Some(mut leader) = members.next() else { return Err(Error::Protocol) };
-    std::thread::scope(|scope| {
-        let spawn = |mut member| cores::spawn(scope, move || run_rank(plan, transport, &mut member, region));
-        // If a thread cannot start, the members that are left are dropped, and the other ranks see that they are gone.
-        let others: Vec<_> = members.map(spawn).collect::<Result<_, _>>()?;
-        let summary = cores::on_own_thread(move || run_rank(plan, transport, &mut leader, region));
-        let others = others
-            .into_iter()
-            .map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        let others: Result<Vec<_>, Error> = others.collect();
-        // The leader has already received the errors of the other ranks.
-        summary.and_then(|summary| others.map(|_| summary))
-    })
-}
-
-/// What a rank does in a slice of the RPC.
-enum Role {
-    Client(Box<dyn ClientLoop>),
-    Server(Box<dyn ServerLoop>),
-}
-
-/// The results of all slices.
-#[derive(Default)]
-struct Measured {
-    rpc: Vec<Throughput>,
-    /// Times that [`CacheLinePingPong::lead`] recorded.
-    cache_line_times: Histogram,
-    /// For [`TakeResponses::One`] and [`TakeResponses::All`].
-    in_place: [Vec<Throughput>; 2],
-    two_rings: Vec<Throughput>,
-    large_rings: Vec<Throughput>,
-    memcpy: Vec<Throughput>,
-}
-
-/// What a rank sends to the leader at the end.
-#[derive(Default, Serialize, Deserialize)]
-struct RankReport {
-    requests: u64,
-    refused: u64,
-    responses: u64,
-    batches: u64,
-    errors: u64,
-    latency: Vec<(u64, u64)>,
-    /// The counters of the library.
-    library_counters: Vec<(String, u64)>,
-}
-
-/// Runs one rank, from creating its server or client to the summary.
-fn run_rank(
-    plan: &Plan,
-    transport: &dyn Transport,
-    job: &mut dyn Bootstrap,
-    region: &SharedRegion,
-) -> Result<Option<Summary>, Error> {
-    let mut collective = Collective::new(job);
-    let rank = collective.rank();
-    let cores = cores::assign(plan.ranks())?;
-    // A rank that shares its core must yield it soon.
-    let alone = |cores: &Vec<usize>| cores.iter().filter(|core| **core == cores[rank]).count() == 1;
-    let spin = SpinWait::new(cores.as_ref().is_some_and(alone));
-
-    // Before pinning, so that the library's own threads are not pinned.
-    let mut role = open(plan, transport, &mut collective, spin)?;
-    let pinned = cores.as_ref().map_or(Ok(()), |cores| cores::pin_thread(cores[rank]));
-    collective.barrier(pinned)?;
-
-    let mut slices = SliceRunner::new(plan, region, spin, &collective);
-    let (count, slice) = plan.time.slices();
-    let mut progress = Progress::new(&describe(plan), u64::from(count), collective.is_leader());
-    let mut measured = Measured::default();
-    for at in 0..=count {
-        if at == 1 {
-            // The first slice was the warm-up.
-            measured = Measured::default();
-            match &mut role {
-                Role::Client(client) => *client.tally() = Tally::default(),
-                Role::Server(server) => server.reset_counters(),
-            }
-        }
-        slices.run_rpc(&mut role, slice, spin, &mut collective, &mut measured)?;
-        slices.run_limits(slice, &mut collective, &mut measured)?;
-        progress.show(u64::from(at));
-    }
-    drop(progress);
-
-    let report = serde_json::to_vec(&rank_report(role));
-    let report = report.map_err(|source| Error::Os { what: "JSON", source: source.into() });
-    let reports = collective.gather(report)?;
-    let reports: Result<Vec<RankReport>, Error> =
-        reports.iter().map(|report| serde_json::from_slice(report).map_err(|_| Error::Protocol)).collect();
-    Ok(if collective.is_leader() { Some(summarize(plan, cores, &measured, &reports?)) } else { None })
-}
-
-/// Creates the server, then connects the clients to it.
-fn open(
-    plan: &Plan,
-    transport: &dyn Transport,
-    collective: &mut Collective<'_>,
+/// The server or a client.
+struct Member<'a> {
+    plan: &'a Arguments,
+    wait: Wait,
+    /// Its rank.
+    number: usize,
     spin: SpinWait,
-) -> Result<Role, Error> {
-    let idle = Idle::new(plan.wait == Wait::Spin, spin);
-    if collective.rank() == SERVER {
-        let name = format!("crosstie-bench.{}", std::process::id());
-        let (server, outcome) = split_result(transport.serve(plan, &name, idle), name.into_bytes());
-        collective.gather(outcome)?;
-        collective.barrier(Ok(()))?;
-        return Ok(Role::Server(server.ok_or(Error::Protocol)?));
-    }
-    let names = collective.gather(Ok(Vec::new()))?;
-    let name = names.get(SERVER).map(|name| String::from_utf8_lossy(name)).ok_or(Error::Protocol)?;
-    let (client, outcome) = split_result(transport.connect(plan, &name, collective.rank(), idle), Vec::new());
-    collective.gather(outcome)?;
-    Ok(Role::Client(client.ok_or(Error::Protocol)?))
-}
-
-/// Splits a result into its value, and what to send to the other ranks: the blob or the error.
-fn split_result<T>(opened: Result<T, Error>, blob: Vec<u8>) -> (Option<T>, Result<Vec<u8>, Error>) {
-    match opened {
-        Ok(opened) => (Some(opened), Ok(blob)),
-        Err(error) => (None, Err(error)),
-    }
-}
-
-/// Runs the slices of one rank: of the RPC, and of the limits.
-struct SliceRunner<'a> {
-    depth: usize,
     barrier: SliceBarrier<'a>,
-    cache_line: CacheLinePingPong<'a>,
-    in_place: Box<dyn PlainExchange + 'a>,
-    two_rings: Box<dyn PlainExchange + 'a>,
-    large_rings: Option<Box<dyn PlainExchange + 'a>>,
-    memcpy: Option<Memcpy>,
 }
 
-impl<'a> SliceRunner<'a> {
-    fn new(
-        plan: &Plan,
-        region: &'a SharedRegion,
-        spin: SpinWait,
-        collective: &Collective<'_>,
-    ) -> SliceRunner<'a> {
-        let Plan { payload, depth, .. } = *plan;
-        let layout = plan.region_layout();
-        let rings = |(offset, slots)| limits::two_rings(region, offset, payload, depth, slots, spin);
-        SliceRunner {
-            depth,
-            barrier: SliceBarrier::new(region, plan.clients),
-            cache_line: CacheLinePingPong::new(region, spin),
-            in_place: limits::in_place(region, layout.in_place, payload, depth, spin),
-            two_rings: rings((layout.two_rings, depth)),
-            large_rings: layout.large_rings.map(rings),
-            memcpy: (collective.is_leader() && payload >= LARGE).then(|| Memcpy::new(payload, depth)),
-        }
+impl<'a> Member<'a> {
+    fn client(self, rpc: impl RpcClient + 'a) -> Box<dyn Exchange + 'a> {
+        let idle = Idle::new(self.wait == Wait::Spin, self.spin);
+        let client = Client::new(rpc, self.number, self.plan.payload, self.plan.queue_depth, idle);
+        Box::new(NodeClient { client, barrier: self.barrier, spin: self.spin })
     }
 
-    /// Runs one slice of the RPC. The result sums up the operations of all clients; its time is that of the slowest client.
-    fn run_rpc(
-        &mut self,
-        role: &mut Role,
-        slice: Duration,
-        spin: SpinWait,
-        collective: &mut Collective<'_>,
-        measured: &mut Measured,
-    ) -> Result<(), Error> {
+    fn server(self, rpc: impl RpcServer + 'a) -> Box<dyn Exchange + 'a> {
+        let idle = Idle::new(self.wait == Wait::Spin, self.spin);
+        Box::new(NodeServer { server: Server::new(rpc, idle), barrier: self.barrier })
+    }
+}
+
+struct NodeClient<'a, R> {
+    client: Client<R>,
+    barrier: SliceBarrier<'a>,
+    spin: SpinWait,
+}
+
+impl<R: RpcClient> Exchange for NodeClient<'_, R> {
+    fn run_slice(&mut self, slice: Duration) -> Result<Option<Throughput>, Error> {
         self.barrier.begin_slice();
-        let outcome = match role {
-            Role::Client(client) => {
-                let throughput = self.barrier.wait_for_start(spin).and_then(|()| client.run_slice(slice));
-                self.barrier.finish();
-                throughput
-            }
-            Role::Server(server) => server
-                .serve_until(&|| self.barrier.all_finished())
-                .map(|()| Throughput { operations: 0, time: Duration::ZERO }),
+        let done = self.barrier.wait_for_start(self.spin).and_then(|()| self.client.run_slice(slice));
+        self.barrier.finish();
+        done.map(Some)
+    }
+
+    fn reset(&mut self) {
+        self.client.reset();
+    }
+
+    fn counts(&self) -> Counts {
+        self.client.counts()
+    }
+}
+
+struct NodeServer<'a, R> {
+    server: Server<R>,
+    barrier: SliceBarrier<'a>,
+}
+
+impl<R: RpcServer> Exchange for NodeServer<'_, R> {
+    fn run_slice(&mut self, _: Duration) -> Result<Option<Throughput>, Error> {
+        self.barrier.begin_slice();
+        self.server.serve_until(|_| self.barrier.all_finished()).map(|()| None)
+    }
+
+    fn reset(&mut self) {
+        self.server.reset();
+    }
+
+    fn counts(&self) -> Counts {
+        let Server { rpc, responses, batches, .. } = &self.server;
+        let own = [("responses", *responses), ("batches", *batches)];
+        Counts::new(own.into_iter().chain(rpc.counters()), 0)
+    }
+}
+
+impl Arguments {
+    /// Runs the benchmark. Returns the result in the process that leads.
+    pub fn run(&self, kind: Kind) -> Result<Option<Summary>, Error> {
+        let wait = self.check(kind)?;
+        let transport = match kind {
+            Kind::Ipc => ipc::transport(self),
+            Kind::Delegation => delegation::transport(self),
+            Kind::Flux => flux::transport(self, wait)?,
         };
-        let words = outcome.map(|throughput| [throughput.operations, throughput.time.as_nanos() as u64]);
-        let reports = collective.gather(words.map(|words| words.map(u64::to_ne_bytes).concat()))?;
-        let mut total = Throughput { operations: 0, time: Duration::ZERO };
-        for report in reports {
-            let (words, []) = report.as_chunks::<8>() else { return Err(Error::Protocol) };
-            let [operations, ns] = *words else { return Err(Error::Protocol) };
-            total.operations += u64::from_ne_bytes(operations);
-            total.time = total.time.max(Duration::from_nanos(u64::from_ne_bytes(ns)));
-        }
-        measured.rpc.push(total);
-        Ok(())
+        runner::run(&Node { kind, plan: self, wait, transport })
     }
 
-    /// Runs one slice of every limit, between the leading client and the server.
-    fn run_limits(
-        &mut self,
-        slice: Duration,
-        collective: &mut Collective<'_>,
-        measured: &mut Measured,
-    ) -> Result<(), Error> {
-        let rank = collective.rank();
-        collective.barrier(match rank {
-            0 => self.cache_line.lead(slice / 4, &mut measured.cache_line_times),
-            SERVER => self.cache_line.follow(),
-            _ => Ok(()),
-        })?;
-        let SliceRunner { depth, in_place, two_rings, large_rings, .. } = self;
-        let Measured { in_place: [one, all], two_rings: rings, large_rings: large, .. } = measured;
-        let mut run_slice =
-            |exchange: &mut Box<dyn PlainExchange + '_>, take, throughputs: &mut Vec<Throughput>| {
-                collective.barrier(match rank {
-                    0 => exchange.lead(slice / 4, take).map(|throughput| throughputs.push(throughput)),
-                    SERVER => exchange.follow(),
-                    _ => Ok(()),
-                })
-            };
-        run_slice(in_place, TakeResponses::One, one)?;
-        if *depth > 1 {
-            run_slice(in_place, TakeResponses::All, all)?;
+    /// Returns how threads wait.
+    fn check(&self, kind: Kind) -> Result<Wait, Error> {
+        let Arguments { payload, queue_depth, clients, .. } = *self;
+        if kind == Kind::Flux && self.processes {
+            return usage(
+                "--processes: flux works between threads of one process; leave the option out, or measure ipc"
+                    .into(),
+            );
         }
-        run_slice(two_rings, TakeResponses::One, rings)?;
-        large_rings.as_mut().map_or(Ok(()), |exchange| run_slice(exchange, TakeResponses::One, large))?;
-        if let Some(memcpy) = &mut self.memcpy {
-            measured.memcpy.push(memcpy.run(slice / 4));
+        if kind == Kind::Flux && !flux::PAYLOADS.contains(&payload) {
+            let sizes = flux::PAYLOADS.map(|size| size.to_string()).join(", ");
+            return usage(format!(
+                "--payload {payload}: for flux give one of {sizes} bytes (its messages are values of types that were compiled in)"
+            ));
         }
-        collective.barrier(Ok(()))
+        let options =
+            format!("--payload {payload} times --queue-depth {queue_depth} times --clients {clients}");
+        check_memory(&options, payload.max(64) * queue_depth * clients, MAX_MEMORY)?;
+        Ok(match self.wait {
+            Some(wait) => wait,
+            None if cores::allowed()?.len() > clients => Wait::Spin,
+            None => Wait::Adaptive,
+        })
     }
 }
 
-fn rank_report(role: Role) -> RankReport {
-    match role {
-        Role::Client(mut client) => {
-            let Tally { requests, refused, errors, latency } = std::mem::take(client.tally());
-            RankReport {
-                requests,
-                refused,
-                errors,
-                latency: latency.counts().collect(),
-                ..RankReport::default()
-            }
-        }
-        Role::Server(server) => {
-            let library_counters =
-                server.counters().into_iter().map(|(name, count)| (name.to_owned(), count));
-            let (responses, batches) = server.responses_and_batches();
-            RankReport {
-                responses,
-                batches,
-                library_counters: library_counters.collect(),
-                ..RankReport::default()
-            }
-        }
-    }
+/// The benchmark of one RPC.
+struct Node<'p> {
+    kind: Kind,
+    plan: &'p Arguments,
+    wait: Wait,
+    transport: Box<dyn Transport>,
 }
 
-fn summarize(plan: &Plan, cores: Option<Vec<usize>>, measured: &Measured, reports: &[RankReport]) -> Summary {
-    let Measured { rpc, cache_line_times, in_place, two_rings, large_rings, memcpy } = measured;
-    let per_second = |throughputs: &[Throughput]| median(throughputs.iter().map(Throughput::per_second));
-    let sum = |count: fn(&RankReport) -> u64| reports.iter().map(count).sum::<u64>();
-    let mut latency = Histogram::new();
-    for (value, times) in reports.iter().flat_map(|report| &report.latency) {
-        latency.record_n(*value, *times);
+impl Benchmark for Node<'_> {
+    fn job(&self) -> Job<'_> {
+        let (bench, device) = match self.kind {
+            Kind::Ipc => ("ipc", "shared-memory"),
+            Kind::Delegation => ("delegation", "shared-memory"),
+            Kind::Flux => ("flux", "threads"),
+        };
+        let Arguments { payload, queue_depth, clients, .. } = *self.plan;
+        let waiting = name_of(self.wait);
+        Job {
+            bench,
+            what: format!(
+                "{bench} of {payload} B, queue depth {queue_depth}, clients {clients}, waiting: {waiting}"
+            ),
+            options: fields([
+                ("payload", payload.into()),
+                ("queue_depth", queue_depth.into()),
+                ("clients", clients.into()),
+                ("waiting", waiting.into()),
+            ]),
+            device: device.into(),
+            common: self.plan.common,
+            devices: &[],
+            ranks: clients + 1,
+            processes: self.plan.processes,
+            across_machines: false,
+            region: PlainRpc::new(payload, queue_depth).region_len(),
+        }
     }
-    let (requests, responses) = (sum(|report| report.requests), sum(|report| report.responses));
-    let mut counters = BTreeMap::from(
-        [
-            ("messages", requests + responses),
-            ("bytes", (requests + responses) * plan.payload as u64),
-            ("requests", requests),
-            ("responses", responses),
-            ("refused", sum(|report| report.refused)),
-            ("batches", sum(|report| report.batches)),
-        ]
-        .map(|(name, count)| (name.to_owned(), count)),
-    );
-    counters.extend(reports.iter().flat_map(|report| report.library_counters.iter().cloned()));
-    let best =
-        |throughputs: [&[Throughput]; 2]| throughputs.into_iter().filter_map(per_second).reduce(f64::max);
-    let in_place = best([&in_place[0], &in_place[1]]);
-    let two_rings = best([two_rings, large_rings]);
-    let limit = match plan.kind {
-        Kind::Ipc if plan.depth == 1 => in_place,
-        Kind::Ipc => [in_place, two_rings].into_iter().flatten().reduce(f64::max),
-        Kind::Delegation | Kind::Flux => two_rings,
-    };
-    let measurements = Measurements {
-        ops: rpc.iter().map(|throughput| throughput.operations).sum(),
-        seconds: rpc.iter().map(|throughput| throughput.time).sum::<Duration>().as_secs_f64(),
-        ops_per_s: per_second(rpc).unwrap_or(0.0),
-        latency: &latency,
-        errors: sum(|report| report.errors) + requests.abs_diff(responses),
-        counters,
-        sends_ops_per_s: None,
-        beside_device: None,
-        issue_p50_ns: None,
-        limits: summary::Limits {
-            cache_line_ns: CacheLinePingPong::median(cache_line_times),
-            ops_per_s: limit,
-            in_place_ops_per_s: in_place,
-            two_rings_ops_per_s: two_rings,
-            copies_per_s: per_second(memcpy),
-        },
-    };
-    let setup = Setup {
-        bench: plan.kind.name(),
-        device: plan.kind.device().into(),
-        op: None,
-        payload: plan.payload,
-        batch: None,
-        qps: None,
-        queue_depth: plan.depth,
-        clients: Some(plan.clients),
-        response: None,
-        endpoints: None,
-        processes: plan.processes,
-        waiting: Some(plan.wait.name()),
-        registered_in_place: None,
-        cores,
-    };
-    Summary::new(setup, &measurements)
-}
 
-fn describe(plan: &Plan) -> String {
-    format!("{} {} B depth {}", plan.kind.name(), plan.payload, plan.depth)
+    /// Creates the server, then connects the clients to it.
+    fn open<'a>(&'a self, rank: &mut Rank<'a>) -> Result<Vec<Contender<'a>>, Error> {
+        let Node { plan, wait, ref transport, .. } = *self;
+        let barrier = SliceBarrier::new(rank.region.ok_or(Error::Protocol)?, plan.clients);
+        let member = Member { plan, wait, number: rank.number, spin: rank.spin, barrier };
+        let exchange = if rank.number == SERVER {
+            let name = format!("crosstie-bench.{}", std::process::id());
+            let server = transport.serve(member, &name);
+            let server = rank.collective.share(server.map(|server| (server, name.into_bytes())))?.0;
+            rank.collective.barrier(Ok(()))?;
+            server
+        } else {
+            let names = rank.collective.gather(Ok(Vec::new()))?;
+            let name = String::from_utf8_lossy(names.get(SERVER).ok_or(Error::Protocol)?);
+            let client = transport.connect(member, &name);
+            rank.collective.share(client.map(|client| (client, Vec::new())))?.0
+        };
+        Ok(vec![Contender { role: Role::Main, exchange }])
+    }
+
+    fn limits<'a>(&'a self, rank: &Rank<'a>, region: &'a SharedRegion) -> Vec<Contender<'a>> {
+        let Arguments { payload, queue_depth, .. } = *self.plan;
+        let plain = PlainRpc::new(payload, queue_depth);
+        let mut limits = vec![limits::cache_line(rank, region)];
+        limits.extend(plain.with_one_ring(rank, region));
+        limits.extend(plain.with_two_rings(rank, region));
+        limits.extend(limits::memcpy(rank, payload, queue_depth));
+        limits
+    }
+
+    fn report(&self, measured: &mut Measured) -> Report {
+        let Arguments { payload, queue_depth, clients, .. } = *self.plan;
+        let counts = measured.counts();
+        check_all_answered(counts);
+        let messages = counts.counter("requests") + counts.counter("responses");
+        counts.counters.extend([("messages".into(), messages), ("bytes".into(), messages * payload as u64)]);
+        let [in_place, two_rings] = [Role::InPlace, Role::TwoRings].map(|role| measured.rate(role));
+        let limit = match self.kind {
+            Kind::Ipc if queue_depth == 1 => in_place,
+            Kind::Ipc => [in_place, two_rings].into_iter().flatten().reduce(f64::max),
+            Kind::Delegation | Kind::Flux => two_rings,
+        };
+        // The limits are measured with one client.
+        Report { is_comparable: clients == 1, ..Report::new(payload, Some(queue_depth), limit) }
+    }
 }
 
 #[cfg(test)]
@@ -422,8 +285,8 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
     use std::sync::{Mutex, PoisonError};
 
-    use super::rpc_loop::{Client, RpcClient, RpcServer, Server};
     use super::*;
+    use crate::options::MeasureTime;
 
     /// Channels of the standard library as a transport: tests the loops without the library's RPC.
     struct Channels {
@@ -489,50 +352,42 @@ mod tests {
     }
 
     impl Transport for Channels {
-        fn serve(&self, _: &Plan, _: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error> {
+        fn serve<'a>(&self, member: Member<'a>, _: &str) -> Result<Box<dyn Exchange + 'a>, Error> {
             let channels = std::mem::take(&mut *self.server.lock().expect("no thread has panicked"));
-            let channels = ChannelPeer { channels, issued: Default::default(), wrong: self.wrong };
-            Ok(Box::new(Server::new(channels, idle)))
+            Ok(member.server(ChannelPeer { channels, issued: Default::default(), wrong: self.wrong }))
         }
-        fn connect(
-            &self,
-            plan: &Plan,
-            _: &str,
-            rank: usize,
-            idle: Idle,
-        ) -> Result<Box<dyn ClientLoop>, Error> {
+        fn connect<'a>(&self, member: Member<'a>, _: &str) -> Result<Box<dyn Exchange + 'a>, Error> {
             let channels = self.clients.lock().expect("no thread has panicked").pop().into_iter().collect();
-            let channels = ChannelPeer { channels, issued: Default::default(), wrong: None };
-            Ok(Box::new(Client::new(channels, rank, plan.payload, plan.depth, idle)))
+            Ok(member.client(ChannelPeer { channels, issued: Default::default(), wrong: None }))
         }
     }
 
     /// The benchmarks are pinned to the same two cores, so the tests run one at a time.
     static MEASURING: Mutex<()> = Mutex::new(());
 
-    fn measured(kind: Kind, depth: u32, clients: u32, wrong: Option<u64>) -> serde_json::Value {
+    fn measured(kind: Kind, depth: usize, clients: usize, wrong: Option<u64>) -> serde_json::Value {
         measured_for(0.05, kind, depth, clients, wrong)
     }
 
     fn measured_for(
         duration: f64,
         kind: Kind,
-        depth: u32,
-        clients: u32,
+        queue_depth: usize,
+        clients: usize,
         wrong: Option<u64>,
     ) -> serde_json::Value {
         let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
-        let arguments = Arguments {
-            json: true,
-            duration,
+        let duration = MeasureTime(Duration::from_secs_f64(duration));
+        let plan = Arguments {
+            common: Common { json: true, duration },
             payload: 4096,
-            queue_depth: depth,
+            queue_depth,
             clients,
             processes: false,
-            wait: Some(Wait::Adaptive),
+            wait: None,
         };
-        let plan = Plan::new(kind, &arguments).expect("the options are valid");
-        let summary = measure(&plan, &Channels::new(clients as usize, wrong));
+        let transport = Box::new(Channels::new(clients, wrong));
+        let summary = runner::run(&Node { kind, plan: &plan, wait: Wait::Adaptive, transport });
         let summary = summary.expect("the benchmark succeeds").expect("this process leads");
         serde_json::to_value(&summary).expect("JSON")
     }

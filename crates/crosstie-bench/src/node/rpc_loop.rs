@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use crosstie::telemetry::Histogram;
 
 use crate::error::Error;
-use crate::limits::Throughput;
+use crate::limits::{LARGE, Throughput};
+use crate::runner::Counts;
 use crate::spin_wait::SpinWait;
-use crate::summary::LARGE;
 
 /// One small request in this many is timed: reading the clock twice takes a third as long as a round trip.
 const SAMPLE_EVERY: u64 = 32;
@@ -48,6 +48,11 @@ pub(crate) fn response_number(number: u64) -> u64 {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1)
 }
 
+/// Counts as errors the requests that the clients have sent and the servers have not answered.
+pub(crate) fn check_all_answered(counts: &mut Counts) {
+    counts.errors += counts.counter("requests").abs_diff(counts.counter("responses"));
+}
+
 /// How a loop waits when it has nothing to do: it spins, or it sleeps in the RPC's own `wait`. It fails after the timeout of [`SpinWait`].
 pub(crate) struct Idle {
     spins: bool,
@@ -74,53 +79,6 @@ impl Idle {
     }
 }
 
-/// A client whose transport was chosen at run time. Only the loops inside are compiled for each transport and message type;
-/// one virtual call per slice costs nothing.
-pub(crate) trait ClientLoop {
-    /// See [`Client::run_slice`].
-    fn run_slice(&mut self, slice: Duration) -> Result<Throughput, Error>;
-    fn tally(&mut self) -> &mut Tally;
-}
-
-impl<A: RpcClient> ClientLoop for Client<A> {
-    fn run_slice(&mut self, slice: Duration) -> Result<Throughput, Error> {
-        Client::run_slice(self, slice)
-    }
-
-    fn tally(&mut self) -> &mut Tally {
-        &mut self.tally
-    }
-}
-
-/// A server whose transport was chosen at run time, see [`ClientLoop`].
-pub(crate) trait ServerLoop {
-    /// See [`Server::serve_until`].
-    fn serve_until(&mut self, is_over: &dyn Fn() -> bool) -> Result<(), Error>;
-    /// Responses sent, and polls that found requests, since the last reset.
-    fn responses_and_batches(&self) -> (u64, u64);
-    fn reset_counters(&mut self);
-    /// The counters of the library since the server was created.
-    fn counters(&self) -> Vec<(&'static str, u64)>;
-}
-
-impl<A: RpcServer> ServerLoop for Server<A> {
-    fn serve_until(&mut self, is_over: &dyn Fn() -> bool) -> Result<(), Error> {
-        Server::serve_until(self, |_| is_over())
-    }
-
-    fn responses_and_batches(&self) -> (u64, u64) {
-        (self.responses, self.batches)
-    }
-
-    fn reset_counters(&mut self) {
-        (self.responses, self.batches) = (0, 0);
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.rpc.counters()
-    }
-}
-
 /// The loop of a client, with the number of its next request.
 pub(crate) struct Client<A> {
     pub(crate) rpc: A,
@@ -130,25 +88,18 @@ pub(crate) struct Client<A> {
     sample_every: u64,
     /// The number of the next request.
     next: u64,
-    pub(crate) tally: Tally,
+    tally: Tally,
 }
 
 /// The counts of a client.
 #[derive(Default)]
-pub(crate) struct Tally {
-    pub(crate) requests: u64,
+struct Tally {
+    requests: u64,
     /// Calls refused because there was no room.
-    pub(crate) refused: u64,
+    refused: u64,
     /// Responses with a wrong number, and slices whose returned tokens differ from those issued.
-    pub(crate) errors: u64,
-    pub(crate) latency: Histogram,
-}
-
-impl Tally {
-    /// All errors, if the server has counted this many responses.
-    pub(crate) fn errors_given_responses(&self, responses: u64) -> u64 {
-        self.errors + self.requests.abs_diff(responses)
-    }
+    errors: u64,
+    latency: Histogram,
 }
 
 impl<A: RpcClient> Client<A> {
@@ -156,6 +107,16 @@ impl<A: RpcClient> Client<A> {
     pub(crate) fn new(rpc: A, id: usize, payload: usize, depth: usize, idle: Idle) -> Client<A> {
         let sample_every = if payload >= LARGE { 1 } else { SAMPLE_EVERY };
         Client { rpc, depth, idle, sample_every, next: (id as u64) << 48, tally: Tally::default() }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.tally = Tally::default();
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let Tally { requests, refused, errors, latency } = &self.tally;
+        let counters = [("requests", *requests), ("refused", *refused)];
+        Counts { latency: latency.clone(), ..Counts::new(counters, *errors) }
     }
 
     /// Sends requests, with up to `depth` in flight, until the time is over. Then waits for the remaining responses.
@@ -229,6 +190,10 @@ pub(crate) struct Server<A> {
 impl<A: RpcServer> Server<A> {
     pub(crate) fn new(rpc: A, idle: Idle) -> Server<A> {
         Server { rpc, idle, responses: 0, batches: 0 }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        (self.responses, self.batches) = (0, 0);
     }
 
     /// Serves requests until `is_over` returns true. It is called only when there is no request to serve.

@@ -1,8 +1,8 @@
 //! The code that the transports [`crosstie::ipc`] and [`crosstie::delegation`] share. They differ only in their types, their
 //! configuration and their counters.
 
-/// Implements [`Transport`](super::Transport) for a module of the library, and `run(plan)`, which measures it. The module that
-/// invokes this macro defines `config(&Plan) -> Config` and `counters(Counters) -> Vec<(&'static str, u64)>`.
+/// Defines `transport(plan)`, the [`Transport`](super::Transport) of a module of the library. The module that invokes this macro
+/// defines `config(&Arguments, Wait) -> Config` and `counters(Counters) -> Vec<(&'static str, u64)>`.
 macro_rules! shared_memory_rpc {
     ($module:ident) => {
         use core::hint::black_box;
@@ -12,41 +12,36 @@ macro_rules! shared_memory_rpc {
         use crosstie::$module::{CallError, Client, Server};
 
         use super::payload::Payload;
-        use super::rpc_loop::{self, ClientLoop, Idle, RpcClient, RpcServer, ServerLoop, response_number};
-        use super::{Summary, Transport, measure};
+        use super::rpc_loop::{RpcClient, RpcServer, response_number};
+        use super::{Member, Transport};
         use crate::error::Error;
+        use crate::runner::Exchange;
 
         /// Common payload sizes use fixed-size types, as an application would; other sizes use byte slices.
-        pub(super) fn run(plan: &Plan) -> Result<Option<Summary>, Error> {
+        pub(super) fn transport(plan: &Arguments) -> Box<dyn Transport> {
             match plan.payload {
-                8 => measure(plan, &RpcTransport::<[u8; 8]>(PhantomData)),
-                32 => measure(plan, &RpcTransport::<[u8; 32]>(PhantomData)),
-                64 => measure(plan, &RpcTransport::<[u8; 64]>(PhantomData)),
-                _ => measure(plan, &RpcTransport::<[u8]>(PhantomData)),
+                8 => Box::new(RpcTransport::<[u8; 8]>(PhantomData)),
+                32 => Box::new(RpcTransport::<[u8; 32]>(PhantomData)),
+                64 => Box::new(RpcTransport::<[u8; 64]>(PhantomData)),
+                _ => Box::new(RpcTransport::<[u8]>(PhantomData)),
             }
         }
 
         struct RpcTransport<M: ?Sized>(PhantomData<fn(&M)>);
 
         impl<M: Payload + ?Sized> Transport for RpcTransport<M> {
-            fn serve(&self, plan: &Plan, name: &str, idle: Idle) -> Result<Box<dyn ServerLoop>, Error> {
-                let server = Server::create(name, &config(plan));
+            fn serve<'a>(&self, member: Member<'a>, name: &str) -> Result<Box<dyn Exchange + 'a>, Error> {
+                let server = Server::create(name, &config(member.plan, member.wait));
                 let server = server.map_err(Error::rpc("bench server"))?;
-                let responder = Responder { server, response: M::filled(plan.payload) };
-                Ok(Box::new(rpc_loop::Server::new(responder, idle)))
+                let response = M::filled(member.plan.payload);
+                Ok(member.server(Responder { server, response }))
             }
 
-            fn connect(
-                &self,
-                plan: &Plan,
-                name: &str,
-                rank: usize,
-                idle: Idle,
-            ) -> Result<Box<dyn ClientLoop>, Error> {
+            fn connect<'a>(&self, member: Member<'a>, name: &str) -> Result<Box<dyn Exchange + 'a>, Error> {
                 let client = Client::connect(name).map_err(Error::rpc("connecting"))?;
-                let client = client.with_wait_strategy(plan.wait.into());
-                let caller = Caller { client, request: M::filled(plan.payload) };
-                Ok(Box::new(rpc_loop::Client::new(caller, rank, plan.payload, plan.depth, idle)))
+                let client = client.with_wait_strategy(member.wait.into());
+                let request = M::filled(member.plan.payload);
+                Ok(member.client(Caller { client, request }))
             }
         }
 

@@ -12,7 +12,7 @@ use crosstie_protocol::rails::{RailLoad, split};
 use serde::Serialize;
 
 use super::link::{Link, failed};
-use super::stream::WINDOW;
+use super::stream::{WINDOW, send};
 use crate::error::Error;
 use crate::units;
 
@@ -96,17 +96,15 @@ impl Links {
 fn receive_stream(
     receiver: &mut RecvConnection,
     memory: &Memory,
-    size: usize,
-    window: usize,
     mut each: impl FnMut(usize),
 ) -> Result<u64, Error> {
     let wrong = failed("receiving over rails");
     let mut outstanding: VecDeque<(RecvRequest, usize)> = VecDeque::new();
     let (mut next, mut messages, mut is_over) = (0, 0, false);
     while !is_over || !outstanding.is_empty() {
-        while !is_over && outstanding.len() < window {
-            let slot = next % window;
-            let buffer = RecvBuffer { memory, range: slot * size..(slot + 1) * size, tag: 0 };
+        while !is_over && outstanding.len() < WINDOW {
+            let slot = next % WINDOW;
+            let buffer = RecvBuffer { memory, range: slot * MESSAGE..(slot + 1) * MESSAGE, tag: 0 };
             match receiver.irecv(&[buffer]).map_err(|error| wrong(&error))? {
                 Some(request) => outstanding.push_back((request, slot)),
                 None => break,
@@ -130,45 +128,16 @@ fn receive_stream(
     Ok(messages)
 }
 
-/// Sends messages until `go_on` says no; then messages without bytes, one for each buffer of the receiver. Returns the bytes and
-/// the time.
+/// Sends messages until `go_on` says no; then messages without bytes, one for each buffer of the receiver. Returns bytes per second.
 fn send_stream(
     sender: &mut SendConnection,
     memory: &Memory,
-    size: usize,
-    window: usize,
     mut go_on: impl FnMut(&mut SendConnection, u64) -> bool,
-) -> Result<(u64, Duration), Error> {
+) -> Result<f64, Error> {
     let wrong = failed("sending over rails");
-    let started = Instant::now();
-    let mut outstanding = VecDeque::new();
-    let (mut sent, mut done) = (0u64, 0u64);
-    let mut is_ending = false;
-    loop {
-        if !is_ending && !go_on(sender, done) {
-            is_ending = true;
-        }
-        if !is_ending && outstanding.len() < window {
-            let at = (sent as usize % window) * size;
-            if let Some(request) = sender.isend(memory, at..at + size, 0).map_err(|error| wrong(&error))? {
-                outstanding.push_back(request);
-                sent += 1;
-            }
-        }
-        while let Some(request) = outstanding.front() {
-            if sender.test(*request).map_err(|error| wrong(&error))?.is_none() {
-                std::thread::yield_now();
-                break;
-            }
-            outstanding.pop_front();
-            done += 1;
-        }
-        if is_ending && outstanding.is_empty() {
-            break;
-        }
-    }
-    let time = started.elapsed();
-    for _ in 0..window {
+    let fill = |_, _| Ok(());
+    let sent = send(sender, memory, MESSAGE, WINDOW, fill, |sender, _, done| go_on(sender, done))?;
+    for _ in 0..WINDOW {
         let last = loop {
             if let Some(last) = sender.isend(memory, 0..0, 0).map_err(|error| wrong(&error))? {
                 break last;
@@ -179,44 +148,41 @@ fn send_stream(
             std::thread::yield_now();
         }
     }
-    Ok((done * size as u64, time))
+    Ok((sent.messages * MESSAGE as u64) as f64 / sent.time.as_secs_f64())
 }
 
-/// Bytes per second and messages per second of a stream.
-fn stream(link: &mut Link, size: usize, duration: Duration) -> Result<(f64, f64), Error> {
-    let window = WINDOW;
+/// Bytes per second of a stream.
+fn stream(link: &mut Link, duration: Duration) -> Result<f64, Error> {
     let setup = failed("allocating memory of rails");
-    let from = link.here.allocate(window * size.max(1)).map_err(|error| setup(&error))?;
-    let to = link.there.allocate(window * size.max(1)).map_err(|error| setup(&error))?;
+    let from = link.here.allocate(WINDOW * MESSAGE).map_err(|error| setup(&error))?;
+    let to = link.there.allocate(WINDOW * MESSAGE).map_err(|error| setup(&error))?;
     let Link { sender, receiver, .. } = link;
     std::thread::scope(|scope| {
-        let receiving = scope.spawn(|| receive_stream(receiver, &to, size, window, |_| {}));
+        let receiving = scope.spawn(|| receive_stream(receiver, &to, |_| {}));
         let deadline = Instant::now() + duration;
-        let sent = send_stream(sender, &from, size, window, |_, _| Instant::now() < deadline);
+        let rate = send_stream(sender, &from, |_, _| Instant::now() < deadline);
         let received = receiving.join().unwrap_or(Err(Error::Protocol));
-        let (bytes, time) = sent?;
-        received?;
-        let seconds = time.as_secs_f64();
-        Ok((bytes as f64 / seconds, bytes as f64 / size.max(1) as f64 / seconds))
+        let rate = rate?;
+        received.map(|_| rate)
     })
 }
 
 /// The links of the measurements with links of limited speed.
 const SLOW_LINKS: [u64; 2] = [300_000_000, 100_000_000];
 const EQUAL_LINKS: [u64; 2] = [200_000_000, 200_000_000];
-const STREAM_MESSAGE: usize = 1 << 20;
+const MESSAGE: usize = 1 << 20;
 
 fn measure_throttled(duration: Duration) -> Result<Throttled, Error> {
     let devices = [DeviceSpec::Software, DeviceSpec::Software];
     let mut adaptive = Link::open(&devices, true, Some(&SLOW_LINKS), &Config::default())?;
     // The sender learns the speed of its links.
-    stream(&mut adaptive, STREAM_MESSAGE, duration / 4)?;
+    stream(&mut adaptive, duration / 4)?;
     let before: Vec<u64> = adaptive.sender.counters().rails.iter().map(|rail| rail.bytes).collect();
-    let (adaptive_rate, _) = stream(&mut adaptive, STREAM_MESSAGE, duration)?;
+    let adaptive_rate = stream(&mut adaptive, duration)?;
     let after: Vec<u64> = adaptive.sender.counters().rails.iter().map(|rail| rail.bytes).collect();
     let config = Config { split: Split::Fixed([1, 1, 0, 0]), ..Config::default() };
     let mut equal = Link::open(&devices, true, Some(&SLOW_LINKS), &config)?;
-    let (equal_rate, _) = stream(&mut equal, STREAM_MESSAGE, duration)?;
+    let equal_rate = stream(&mut equal, duration)?;
     let sum = SLOW_LINKS.iter().sum::<u64>() as f64;
     let moved = [after[0] - before[0], after[1] - before[1]].map(|bytes| bytes as f64);
     Ok(Throttled {
@@ -241,12 +207,11 @@ enum Stage {
 fn measure_failover(duration: Duration) -> Result<Failover, Error> {
     let devices = [DeviceSpec::Software, DeviceSpec::Software];
     let mut link = Link::open(&devices, true, Some(&EQUAL_LINKS), &Config::default())?;
-    stream(&mut link, STREAM_MESSAGE, duration / 4)?;
-    let window = WINDOW;
+    stream(&mut link, duration / 4)?;
     let setup = failed("allocating memory of rails");
-    let from = link.here.allocate(window * STREAM_MESSAGE).map_err(|error| setup(&error))?;
-    let to = link.there.allocate(window * STREAM_MESSAGE).map_err(|error| setup(&error))?;
-    let pattern: Vec<u8> = (0..window * STREAM_MESSAGE).map(|at| (at * 31 + (at >> 9)) as u8).collect();
+    let from = link.here.allocate(WINDOW * MESSAGE).map_err(|error| setup(&error))?;
+    let to = link.there.allocate(WINDOW * MESSAGE).map_err(|error| setup(&error))?;
+    let pattern: Vec<u8> = (0..WINDOW * MESSAGE).map(|at| (at * 31 + (at >> 9)) as u8).collect();
     from.write(0, &pattern).map_err(|error| setup(&error))?;
     let faults = link.faults[1].clone();
     let (mut stage, mut since, mut done_at_start) = (Stage::Before, Instant::now(), 0);
@@ -261,17 +226,17 @@ fn measure_failover(duration: Duration) -> Result<Failover, Error> {
         let (to, pattern) = (&to, &pattern);
         let wrong = &mut wrong_messages;
         let receiving = scope.spawn(move || {
-            let mut bytes = vec![0; STREAM_MESSAGE];
-            receive_stream(receiver, to, STREAM_MESSAGE, window, |slot| {
-                let at = slot * STREAM_MESSAGE;
+            let mut bytes = vec![0; MESSAGE];
+            receive_stream(receiver, to, |slot| {
+                let at = slot * MESSAGE;
                 let read = to.read(at, &mut bytes);
-                let is_right = read.is_ok() && bytes == pattern[at..at + STREAM_MESSAGE];
+                let is_right = read.is_ok() && bytes == pattern[at..at + MESSAGE];
                 *wrong += u64::from(!is_right);
                 // The next message must write every byte again.
                 to.write(at, &[0; 4096]).ok();
             })
         });
-        let sent = send_stream(sender, &from, STREAM_MESSAGE, window, |sender, done| {
+        let sent = send_stream(sender, &from, |sender, done| {
             let now = Instant::now();
             if done != last_done {
                 if stage != Stage::Before {
@@ -279,7 +244,7 @@ fn measure_failover(duration: Duration) -> Result<Failover, Error> {
                 }
                 (last_done, last_progress) = (done, now);
             }
-            let moved = (done - done_at_start) as f64 * STREAM_MESSAGE as f64;
+            let moved = (done - done_at_start) as f64 * MESSAGE as f64;
             let rate = moved / (now - since).as_secs_f64();
             let next = match stage {
                 Stage::Before if now - since > slice => {

@@ -8,51 +8,51 @@ mod link;
 mod links;
 mod stream;
 
-use std::collections::BTreeMap;
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::Args;
 use crosstie::device::DeviceSpec;
 use crosstie::rails::{MAX_RAILS, Split};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::limits::Throughput;
+use crate::options::{Common, share_up_to, usage, within};
+use crate::runner::{Counts, Job, Measured, Outcome, Role};
+use crate::summary::{Report, Summary, fields, row};
 use crate::{table, units};
 use links::Links;
 
 /// Messages over several devices: bandwidth, latency, links of different speed, a rail that fails.
 ///
-/// Sender and receiver are two threads of this process, each with its own devices.
+/// Sender and receiver are two threads of this process, each with its own devices. It runs until `--duration` is over, or until
+/// `--count` messages are sent.
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// Seconds to measure, unless --count is given
-    #[arg(long, value_name = "S", default_value_t = 2.0)]
-    pub duration: f64,
-    /// The devices, one per rail: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE. Both ends open them
+    #[command(flatten)]
+    common: Common,
+    /// The devices, one per rail: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE. Both ends open them.
     #[arg(long, value_delimiter = ',', default_value = "software,software", value_name = "SPEC,...")]
-    pub device: Vec<DeviceSpec>,
-    /// Bytes of a message
-    #[arg(long, value_name = "BYTES", default_value_t = 65_536)]
-    pub size: usize,
-    /// How messages are split: `auto`, or a weight for each rail, as in 3:1
+    device: Vec<DeviceSpec>,
+    /// Bytes of a message.
+    // Scripts may use the former name.
+    #[arg(long, alias = "size", value_name = "BYTES", default_value_t = 65_536, value_parser = within(0..=1 << 30))]
+    payload: usize,
+    /// How messages are split: `auto`, or a weight for each rail, as in 3:1.
     #[arg(long, value_name = "A:B|auto", default_value = "auto")]
-    pub split: SplitOption,
-    /// Send so many messages
-    #[arg(long, value_name = "N")]
-    pub count: Option<u64>,
-    /// Take the port of this rail down during the run; the first rail is 0
+    split: SplitOption,
+    /// Send so many messages.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Take the port of this rail down during the run; the first rail is 0.
     #[arg(long, value_name = "I", requires = "count")]
-    pub kill_rail: Option<usize>,
-    /// When to take it down: after this share of the messages
-    #[arg(long, value_name = "F", default_value_t = 0.5, requires = "kill_rail")]
-    pub at: f64,
-    /// Also measure two software rails with links of limited speed: the split, and a rail that fails and returns
+    kill_rail: Option<usize>,
+    /// When to take it down: after this share of the messages.
+    #[arg(long, value_name = "F", default_value_t = 0.5, requires = "kill_rail", value_parser = share_up_to(1.0))]
+    at: f64,
+    /// Also measure two software rails with links of limited speed: the split, and a rail that fails and returns.
     #[arg(long)]
-    pub links: bool,
+    links: bool,
 }
 
 /// The value of `--split`.
@@ -85,192 +85,104 @@ impl FromStr for SplitOption {
     }
 }
 
-/// What is measured.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    devices: Vec<DeviceSpec>,
-    size: usize,
-    split: Split,
-    duration: Duration,
-    count: Option<u64>,
-    /// The rail that fails, and after how many messages.
-    kill: Option<(usize, u64)>,
-    links: bool,
-}
+/// The counters of a rail.
+type Rail = [(&'static str, u64); 8];
 
-impl Plan {
-    /// Checks the command line.
-    pub fn new(arguments: &Arguments) -> Result<Plan, Error> {
-        let usage = |text: String| Err(Error::Usage(text));
-        let rails = arguments.device.len();
+impl Arguments {
+    /// Runs the benchmark.
+    pub fn run(&self) -> Result<Summary, Error> {
+        self.check()?;
+        let links = self.links.then(|| Links::measure(self.common.duration.0)).transpose()?;
+        let streamed = stream::measure(self)?;
+        // `work_requests` are those with bytes of messages, and `receives` are completions of the receiver for parts of messages.
+        let rails: Vec<Rail> = streamed
+            .sender
+            .rails
+            .iter()
+            .zip(&streamed.receiver.rails)
+            .map(|(sent, received)| {
+                [
+                    ("bytes", sent.bytes),
+                    ("work_requests", sent.payload_requests),
+                    ("completions", sent.completions),
+                    ("receives", received.receives),
+                    ("retries", sent.retries),
+                    ("replays", sent.replays),
+                    ("failures", sent.failures),
+                    ("returns", sent.returns),
+                ]
+            })
+            .collect();
+        let errors = streamed.wrong + links.as_ref().map_or(0, Links::errors);
+        let messages = [("messages", streamed.receiver.messages)];
+        let mut counts = Counts { latency: streamed.sent.latency, ..Counts::new(messages, errors) };
+        rails.iter().for_each(|rail| counts.add(Counts::new(*rail, 0)));
+        let slices = vec![Throughput { operations: streamed.sent.messages, time: streamed.sent.time }];
+        let outcomes = vec![Outcome { role: Role::Main, slices, counts }];
+        let report = self.report(&rails, streamed.sent.longest_pause.as_nanos() as u64, links.as_ref());
+        Ok(Summary::new(self.job(), report, &Measured { processes: false, cores: None, outcomes }))
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let rails = self.device.len();
         if !(1..=MAX_RAILS).contains(&rails) {
             return usage(format!("--device needs 1 to {MAX_RAILS} devices, separated by commas"));
         }
-        if arguments.size > 1 << 30 {
-            return usage("--size: a message has at most 1 GiB".to_owned());
-        }
-        if !(0.001..=3600.0).contains(&arguments.duration) {
-            return usage("--duration: give 0.001 to 3600 seconds".to_owned());
-        }
-        if arguments.count == Some(0) {
-            return usage("--count: give at least 1".to_owned());
-        }
-        if ![0, rails].contains(&arguments.split.weights) {
+        if ![0, rails].contains(&self.split.weights) {
             return usage(format!("--split: give a weight for each of the {rails} rails"));
         }
-        if arguments.kill_rail.is_some_and(|rail| rail >= rails) {
+        if self.kill_rail.is_some_and(|rail| rail >= rails) {
             return usage(format!("--kill-rail: the rails are 0 to {}", rails - 1));
         }
-        if arguments.kill_rail.is_some() && rails == 1 {
+        if self.kill_rail.is_some() && rails == 1 {
             return usage("--kill-rail: there is only one rail; give two devices".to_owned());
         }
-        if !(0.0..=1.0).contains(&arguments.at) {
-            return usage("--at: give a share of the messages, 0 to 1".to_owned());
-        }
-        let at = (arguments.count.unwrap_or(0) as f64 * arguments.at) as u64;
-        Ok(Plan {
-            devices: arguments.device.clone(),
-            size: arguments.size,
-            split: arguments.split.split,
-            duration: Duration::from_secs_f64(arguments.duration),
-            count: arguments.count,
-            kill: arguments.kill_rail.map(|rail| (rail, at)),
-            links: arguments.links,
-        })
-    }
-}
-
-/// The result.
-#[derive(Clone, Debug, Serialize)]
-pub struct Summary {
-    bench: &'static str,
-    device: String,
-    payload: usize,
-    ops: u64,
-    seconds: f64,
-    ops_per_s: f64,
-    bytes_per_s: f64,
-    /// From `isend` until `test` says that the message is sent, with up to 16 messages outstanding.
-    p50_ns: u64,
-    p99_ns: u64,
-    p999_ns: u64,
-    /// Messages that arrived with a wrong byte.
-    errors: u64,
-    /// The longest time without a message that was done.
-    longest_pause_ns: u64,
-    counters: BTreeMap<&'static str, u64>,
-    rails: Vec<RailResult>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    links: Option<Links>,
-}
-
-/// One rail.
-#[derive(Clone, Debug, Serialize)]
-struct RailResult {
-    /// Bytes that the sender gave to the rail.
-    bytes: u64,
-    /// Requests with bytes of messages.
-    work_requests: u64,
-    /// Completions of the sender.
-    completions: u64,
-    /// Completions of the receiver for parts of messages.
-    receives: u64,
-    retries: u64,
-    replays: u64,
-    failures: u64,
-    returns: u64,
-}
-
-/// Runs the benchmark.
-pub fn run(plan: &Plan) -> Result<Summary, Error> {
-    let links = plan.links.then(|| Links::measure(plan.duration)).transpose()?;
-    let stream::Streamed { messages, wrong, time, latency, longest_pause, sender, receiver } =
-        stream::measure(plan)?;
-    let rails: Vec<RailResult> = sender
-        .rails
-        .iter()
-        .zip(&receiver.rails)
-        .map(|(sent, received)| RailResult {
-            bytes: sent.bytes,
-            work_requests: sent.payload_requests,
-            completions: sent.completions,
-            receives: received.receives,
-            retries: sent.retries,
-            replays: sent.replays,
-            failures: sent.failures,
-            returns: sent.returns,
-        })
-        .collect();
-    let sum = |field: fn(&RailResult) -> u64| rails.iter().map(field).sum();
-    let counters = BTreeMap::from([
-        ("messages", receiver.messages),
-        ("bytes", sum(|rail| rail.bytes)),
-        ("work_requests", sum(|rail| rail.work_requests)),
-        ("completions", sum(|rail| rail.completions)),
-        ("receives", sum(|rail| rail.receives)),
-        ("replays", sum(|rail| rail.replays)),
-        ("failures", sum(|rail| rail.failures)),
-    ]);
-    let quantile = |share| latency.quantile(share).unwrap_or(0);
-    let seconds = time.as_secs_f64();
-    let device: Vec<String> = plan.devices.iter().map(DeviceSpec::to_string).collect();
-    Ok(Summary {
-        bench: "rails",
-        device: device.join(","),
-        payload: plan.size,
-        ops: messages,
-        seconds,
-        ops_per_s: messages as f64 / seconds,
-        bytes_per_s: messages as f64 * plan.size as f64 / seconds,
-        p50_ns: quantile(0.5),
-        p99_ns: quantile(0.99),
-        p999_ns: quantile(0.999),
-        errors: wrong,
-        longest_pause_ns: longest_pause.as_nanos() as u64,
-        counters,
-        rails,
-        links,
-    })
-}
-
-impl Summary {
-    /// The result for people.
-    pub fn table(&self) -> String {
-        let mut text = format!(
-            "rails over {}: {} messages of {}, {}/s, {}B/s, p50 {}, p99 {}, longest pause {}, {} wrong\n",
-            self.device,
-            self.ops,
-            units::bytes(self.payload as u64),
-            units::scaled(self.ops_per_s),
-            units::scaled(self.bytes_per_s),
-            units::time(self.p50_ns),
-            units::time(self.p99_ns),
-            units::time(self.longest_pause_ns),
-            self.errors,
-        );
-        let head =
-            ["rail", "bytes", "work requests", "completions", "receives", "replays", "failures", "returns"];
-        let mut rows = vec![head.map(str::to_owned).to_vec()];
-        for (number, rail) in self.rails.iter().enumerate() {
-            let figures = [
-                number as u64,
-                rail.bytes,
-                rail.work_requests,
-                rail.completions,
-                rail.receives,
-                rail.replays,
-                rail.failures,
-                rail.returns,
-            ];
-            rows.push(figures.map(|figure| figure.to_string()).to_vec());
-        }
-        text += &table::figures(&rows);
-        text + &self.links.as_ref().map_or(String::new(), Links::text)
+        Ok(())
     }
 
-    /// Messages with wrong bytes.
-    pub fn errors(&self) -> u64 {
-        self.errors + self.links.as_ref().map_or(0, Links::errors)
+    /// The rail that fails, and after how many messages.
+    fn failure(&self) -> Option<(usize, u64)> {
+        let at = (self.count.unwrap_or(0) as f64 * self.at) as u64;
+        self.kill_rail.map(|rail| (rail, at))
+    }
+
+    fn job(&self) -> Job<'_> {
+        let device: Vec<String> = self.device.iter().map(DeviceSpec::to_string).collect();
+        Job {
+            bench: "rails",
+            what: format!("messages of {} over {} rails", units::bytes(self.payload as u64), device.len()),
+            options: fields([("payload", self.payload.into())]),
+            device: device.join(","),
+            common: self.common,
+            devices: &self.device,
+            ranks: 2,
+            processes: false,
+            across_machines: false,
+            region: 0,
+        }
+    }
+
+    fn report(&self, rails: &[Rail], longest_pause_ns: u64, links: Option<&Links>) -> Report {
+        let as_object = |rail: &Rail| {
+            Value::Object(rail.iter().map(|(name, count)| ((*name).to_owned(), json!(count))).collect())
+        };
+        let names = rails.iter().take(1).flatten().map(|(name, _)| name.replace('_', " "));
+        let mut rows: Vec<Vec<String>> = vec![["rail".to_owned()].into_iter().chain(names).collect()];
+        for (number, rail) in rails.iter().enumerate() {
+            let counts = rail.iter().map(|(_, count)| count.to_string());
+            rows.push([number.to_string()].into_iter().chain(counts).collect());
+        }
+        Report {
+            has_bytes: true,
+            figures: fields([
+                ("longest_pause_ns", longest_pause_ns.into()),
+                ("rails", rails.iter().map(as_object).collect()),
+                ("links", json!(links)),
+            ]),
+            rows: vec![row("longest pause", units::time(longest_pause_ns))],
+            details: table::figures(&rows) + &links.map_or(String::new(), Links::text),
+            ..Report::new(self.payload, None, None)
+        }
     }
 }
 

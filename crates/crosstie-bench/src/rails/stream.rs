@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crosstie::rails::{Config, Counters, Memory, RecvBuffer, RecvConnection, SendConnection};
 use crosstie::telemetry::Histogram;
 
-use super::Plan;
+use super::Arguments;
 use super::link::{Link, failed};
 use crate::error::Error;
 
@@ -18,12 +18,9 @@ const MAX_BUFFERS: usize = 512 << 20;
 
 /// What was measured.
 pub(super) struct Streamed {
-    pub(super) messages: u64,
+    pub(super) sent: Sent,
     /// Messages with a wrong byte.
     pub(super) wrong: u64,
-    pub(super) time: Duration,
-    pub(super) latency: Histogram,
-    pub(super) longest_pause: Duration,
     pub(super) sender: Counters,
     pub(super) receiver: Counters,
 }
@@ -38,17 +35,17 @@ fn stamps(size: usize) -> [Option<usize>; 2] {
     [(size >= 8).then_some(0), (size >= 16).then(|| size - 8)]
 }
 
-pub(super) fn measure(plan: &Plan) -> Result<Streamed, Error> {
-    let config = Config { split: plan.split, ..Config::default() };
-    let mut link = Link::open(&plan.devices, plan.kill.is_some(), None, &config)?;
-    let window = WINDOW.min((MAX_BUFFERS / plan.size.max(1)).max(1));
-    let room = plan.size.max(1);
+pub(super) fn measure(plan: &Arguments) -> Result<Streamed, Error> {
+    let config = Config { split: plan.split.split, ..Config::default() };
+    let mut link = Link::open(&plan.device, plan.kill_rail.is_some(), None, &config)?;
+    let window = WINDOW.min((MAX_BUFFERS / plan.payload.max(1)).max(1));
+    let room = plan.payload.max(1);
     let setup = failed("allocating memory of rails");
     let from = link.here.allocate(window * room).map_err(|error| setup(&error))?;
     let to = link.there.allocate(window * room).map_err(|error| setup(&error))?;
     for slot in 0..window {
-        from.write(slot * room, &pattern(plan.size, slot)).map_err(|error| setup(&error))?;
-        to.write(slot * room, &vec![0; plan.size]).map_err(|error| setup(&error))?;
+        from.write(slot * room, &pattern(plan.payload, slot)).map_err(|error| setup(&error))?;
+        to.write(slot * room, &vec![0; plan.payload]).map_err(|error| setup(&error))?;
     }
     // How many messages the sender sends, once it knows.
     let total = AtomicU64::new(plan.count.unwrap_or(u64::MAX));
@@ -62,21 +59,29 @@ pub(super) fn measure(plan: &Plan) -> Result<Streamed, Error> {
             }
             received
         });
-        let sent = send(sender, &from, plan, window, &total, |rail| faults[rail].port_down());
-        if sent.is_err() {
+        let mut failure = plan.failure();
+        let end = Instant::now() + plan.common.duration.0;
+        let fill = |number: u64, at| {
+            let mut stamps = stamps(plan.payload).into_iter().flatten();
+            stamps.try_for_each(|stamp| from.write(at + stamp, &number.to_le_bytes())).map_err(Error::from)
+        };
+        let sent = send(sender, &from, plan.payload, window, fill, |_, sent, done| {
+            if let Some((rail, _)) = failure.take_if(|(_, after)| done >= *after) {
+                faults[rail].port_down();
+            }
+            plan.count.map_or_else(|| Instant::now() < end, |count| sent < count)
+        });
+        match &sent {
+            // Release, partner: the Acquire loads in `receive`.
+            Ok(sent) => total.store(sent.messages, Release),
             // Neither end waits for one that has failed.
-            sender.abort();
+            Err(_) => sender.abort(),
         }
         (sent, receiving.join().unwrap_or(Err(Error::Protocol)))
     });
-    let (messages, time, latency, longest_pause) = sent?;
-    let wrong = received?;
     Ok(Streamed {
-        messages,
-        wrong,
-        time,
-        latency,
-        longest_pause,
+        sent: sent?,
+        wrong: received?,
         sender: link.sender.counters(),
         receiver: link.receiver.counters(),
     })
@@ -86,13 +91,13 @@ pub(super) fn measure(plan: &Plan) -> Result<Streamed, Error> {
 fn receive(
     receiver: &mut RecvConnection,
     memory: &Memory,
-    plan: &Plan,
+    plan: &Arguments,
     window: usize,
     total: &AtomicU64,
 ) -> Result<u64, Error> {
-    let (size, room) = (plan.size, plan.size.max(1));
+    let (size, room) = (plan.payload, plan.payload.max(1));
     let error = failed("receiving over rails");
-    let patterns: Vec<Vec<u8>> = match plan.kill {
+    let patterns: Vec<Vec<u8>> = match plan.kill_rail {
         // Every byte is compared if a rail fails; that takes longer than the transfer.
         Some(_) => (0..window).map(|slot| pattern(size, slot)).collect(),
         None => Vec::new(),
@@ -100,7 +105,7 @@ fn receive(
     let mut bytes = vec![0; if patterns.is_empty() { 0 } else { size }];
     let mut outstanding = VecDeque::new();
     let (mut posted, mut arrived, mut wrong) = (0u64, 0u64, 0);
-    // Acquire, partner: the Release store in `send`.
+    // Acquire, partner: the Release store in `measure`.
     while arrived < total.load(Acquire) {
         while outstanding.len() < window && posted < total.load(Acquire) {
             let at = (posted as usize % window) * room;
@@ -142,40 +147,38 @@ fn receive(
     Ok(wrong)
 }
 
-/// Sends messages: `count` of them, or for the duration. Calls `kill` once in between if a rail is to fail.
-fn send(
+/// What a sender has measured.
+pub(super) struct Sent {
+    pub(super) messages: u64,
+    pub(super) time: Duration,
+    pub(super) latency: Histogram,
+    pub(super) longest_pause: Duration,
+}
+
+/// Sends messages of `size` bytes out of as many slots as may be outstanding. Before each round `go_on` learns how many are sent and
+/// done, and says whether to send more; `fill` writes a message with this number into memory at this position.
+pub(super) fn send(
     sender: &mut SendConnection,
     memory: &Memory,
-    plan: &Plan,
+    size: usize,
     window: usize,
-    total: &AtomicU64,
-    kill: impl Fn(usize),
-) -> Result<(u64, Duration, Histogram, Duration), Error> {
-    let (size, room) = (plan.size, plan.size.max(1));
+    mut fill: impl FnMut(u64, usize) -> Result<(), Error>,
+    mut go_on: impl FnMut(&mut SendConnection, u64, u64) -> bool,
+) -> Result<Sent, Error> {
     let error = failed("sending over rails");
-    let mut latency = Histogram::new();
     let mut outstanding = VecDeque::new();
-    let (mut sent, mut done) = (0u64, 0u64);
-    let (mut kill_at, mut longest) = (plan.kill, Duration::ZERO);
+    let (mut sent, mut done, mut is_over) = (0u64, 0u64, false);
+    let (mut latency, mut longest_pause) = (Histogram::new(), Duration::ZERO);
     let started = Instant::now();
     let mut last_done = started;
     loop {
-        if let Some((rail, _)) = kill_at.filter(|(_, at)| done >= *at) {
-            kill(rail);
-            kill_at = None;
-        }
-        let is_over = match plan.count {
-            Some(count) => sent == count,
-            None => started.elapsed() >= plan.duration,
-        };
+        is_over |= !go_on(sender, sent, done);
         if is_over && outstanding.is_empty() {
-            break;
+            return Ok(Sent { messages: done, time: started.elapsed(), latency, longest_pause });
         }
         if !is_over && outstanding.len() < window {
-            let at = (sent as usize % window) * room;
-            for stamp in stamps(size).into_iter().flatten() {
-                memory.write(at + stamp, &sent.to_le_bytes()).map_err(|e| error(&e))?;
-            }
+            let at = (sent as usize % window) * size.max(1);
+            fill(sent, at)?;
             let now = Instant::now();
             if let Some(request) = sender.isend(memory, at..at + size, 0).map_err(|e| error(&e))? {
                 outstanding.push_back((request, now));
@@ -189,14 +192,10 @@ fn send(
             }
             let now = Instant::now();
             latency.record((now - *since).as_nanos() as u64);
-            longest = longest.max(now - last_done);
+            longest_pause = longest_pause.max(now - last_done);
             last_done = now;
             outstanding.pop_front();
             done += 1;
         }
     }
-    let time = started.elapsed();
-    // Release, partner: the Acquire loads in `receive`.
-    total.store(done, Release);
-    Ok((done, time, latency, longest))
 }

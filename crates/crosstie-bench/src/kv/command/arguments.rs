@@ -51,8 +51,9 @@ pub struct Arguments {
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     pub(crate) duration: f64,
     /// Bytes of a value. With 8, keys and values are integers; otherwise they are byte strings, with at most 16 operations in flight per client, and take the same way with both backends.
-    #[arg(long, value_name = "BYTES", default_value_t = 8)]
-    pub(crate) value_size: usize,
+    // Scripts may use the former name.
+    #[arg(long, alias = "value-size", value_name = "BYTES", default_value_t = 8)]
+    pub(crate) payload: usize,
     /// Share of operations on keys of the client's own node, 0 to 1; by default as the keys are distributed.
     #[arg(long, value_name = "F")]
     pub(crate) local_share: Option<f64>,
@@ -129,7 +130,7 @@ impl Arguments {
             zipf: 0.0,
             runs: 5,
             duration: 5.0,
-            value_size: 8,
+            payload: 8,
             local_share: None,
             open: None,
             processes: false,
@@ -158,7 +159,7 @@ impl Arguments {
                 keys: self.keys,
                 read_ratio: self.read_ratio,
                 zipf: (self.zipf != 0.0).then_some(self.zipf),
-                value_size: self.value_size,
+                value_size: self.payload,
                 local_share: self.local_share,
                 seed: self.seed,
                 ..workload::Plan::default()
@@ -192,7 +193,7 @@ impl Arguments {
         add("zipf", self.zipf.to_string());
         add("runs", self.runs.to_string());
         add("duration", self.duration.to_string());
-        add("value-size", self.value_size.to_string());
+        add("payload", self.payload.to_string());
         if let Some(share) = self.local_share {
             add("local-share", share.to_string());
         }

@@ -15,7 +15,6 @@ use std::time::Duration;
 use crate::figures::Figures;
 use crate::kv::{self as bench, Outcome};
 use crosstie::bootstrap::{self, Bootstrap, local};
-use crosstie::telemetry::Histogram;
 
 use crate::cores;
 use crate::error::Error;
@@ -23,6 +22,7 @@ use crate::limits::CacheLinePingPong;
 use crate::output::{self, output_path};
 use crate::progress::Progress;
 use crate::report;
+use crate::runner::{Exchange, Part};
 use crate::shared_region::SharedRegion;
 use crate::spin_wait::SpinWait;
 
@@ -264,19 +264,17 @@ fn text(results: &[Figures]) -> String {
 fn cache_line_round_trip() -> Result<Option<f64>, Error> {
     let Some([first, second]) = cores::pair()? else { return Ok(None) };
     let region = SharedRegion::create(4096)?;
-    let mut times = Histogram::new();
-    std::thread::scope(|scope| {
-        let follower = cores::spawn(scope, || {
-            cores::pin_thread(second)?;
-            CacheLinePingPong::new(&region, SpinWait::new(true)).follow()
-        })?;
-        let lead = || {
-            cores::pin_thread(first)?;
-            CacheLinePingPong::new(&region, SpinWait::new(true)).lead(CACHE_LINE_TIME, &mut times)
-        };
-        let led = cores::on_own_thread(lead);
+    let end = |part, core| {
+        cores::pin_thread(core)?;
+        let mut end = CacheLinePingPong::new(&region, part, SpinWait::new(true));
+        end.run_slice(CACHE_LINE_TIME)?;
+        Ok(end.counts().latency.quantile(0.5))
+    };
+    let median = std::thread::scope(|scope| {
+        let follower = cores::spawn(scope, || end(Part::Follow, second))?;
+        let led = cores::on_own_thread(|| end(Part::Lead, first));
         let followed = follower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        led.and(followed)
+        led.and_then(|median| followed.map(|_| median))
     })?;
-    Ok(CacheLinePingPong::median(&times).map(|ns| (ns * 10.0).round() / 10.0))
+    Ok(median.map(|ns| (CacheLinePingPong::one_round_trip(ns) * 10.0).round() / 10.0))
 }

@@ -47,7 +47,9 @@ struct Sweep {
     zipf: Option<Choice<f64>>,
     runs: Option<Choice<u32>>,
     duration: Option<Choice<f64>>,
-    value_size: Option<Choice<usize>>,
+    // Plans may use the former name.
+    #[serde(alias = "value-size")]
+    payload: Option<Choice<usize>>,
     local_share: Option<Choice<f64>>,
     open: Option<Choice<f64>>,
     processes: Option<Choice<bool>>,
@@ -84,7 +86,7 @@ fn combinations(text: &str, base: &Arguments) -> Result<Vec<Arguments>, String> 
     vary(&mut all, sweep.zipf, |arguments, theta| arguments.zipf = theta)?;
     vary(&mut all, sweep.runs, |arguments, runs| arguments.runs = runs)?;
     vary(&mut all, sweep.duration, |arguments, seconds| arguments.duration = seconds)?;
-    vary(&mut all, sweep.value_size, |arguments, bytes| arguments.value_size = bytes)?;
+    vary(&mut all, sweep.payload, |arguments, bytes| arguments.payload = bytes)?;
     vary(&mut all, sweep.local_share, |arguments, share| arguments.local_share = Some(share))?;
     vary(&mut all, sweep.open, |arguments, rate| arguments.open = Some(rate))?;
     vary(&mut all, sweep.processes, |arguments, processes| arguments.processes = processes)?;
