@@ -62,15 +62,11 @@ mod message;
 mod process;
 pub mod rails;
 mod ring;
-#[cfg(test)]
-#[path = "../tests/rng/mod.rs"]
-mod rng;
-#[cfg(all(test, not(loom)))]
-#[path = "../tests/seccomp/mod.rs"]
-mod seccomp;
 pub mod telemetry;
 mod wait;
 
+#[cfg(all(test, not(loom)))]
+use crosstie_testkit::{rng, seccomp};
 pub use local_rpc::caller::Caller;
 pub use memory::region;
 pub use message::Message;
