@@ -65,8 +65,10 @@ mod ring;
 pub mod telemetry;
 mod wait;
 
+#[cfg(test)]
+use crosstie_testkit::rng;
 #[cfg(all(test, not(loom)))]
-use crosstie_testkit::{rng, seccomp};
+use crosstie_testkit::seccomp;
 pub use local_rpc::caller::Caller;
 pub use memory::region;
 pub use message::Message;
