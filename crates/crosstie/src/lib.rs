@@ -96,15 +96,13 @@ pub mod rails;
 #[cfg(feature = "device")]
 pub mod region;
 mod ring;
-#[cfg(test)]
-#[path = "../tests/rng/mod.rs"]
-mod rng;
-#[cfg(all(test, not(loom)))]
-#[path = "../tests/seccomp/mod.rs"]
-mod seccomp;
 pub mod telemetry;
 mod wait;
 
+#[cfg(test)]
+use crosstie_testkit::rng;
+#[cfg(all(test, not(loom)))]
+use crosstie_testkit::seccomp;
 #[cfg(feature = "ipc")]
 pub use local_rpc::caller::Caller;
 #[cfg(feature = "ipc")]

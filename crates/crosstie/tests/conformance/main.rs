@@ -9,11 +9,11 @@ mod cases;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod participant;
-#[path = "../seccomp/mod.rs"]
-mod seccomp;
 
 use std::process::ExitCode;
 use std::time::Duration;
+
+use crosstie_testkit::seccomp;
 
 use cases::UNSUPPORTED;
 use harness::{Restriction, Run, Suite};

@@ -1,0 +1,23 @@
+//! What the tests of all crates share. It knows no other crate of this workspace, so that unit tests can use it, too.
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | [`child`] | a process that is this program again, with a task |
+//! | [`allocations`] | an allocator that counts |
+//! | [`seccomp`] | system calls that are forbidden |
+//! | [`callgrind`] | counts of instructions |
+//! | [`actor`] | processes that are stopped or killed at an instruction of an operation |
+//! | [`trace`] | processes that are stepped through, one instruction at a time |
+//! | [`footprint`] | what this process uses: processor time, descriptors, mappings |
+//! | [`hosts`] | programs on two hosts |
+//! | [`rng`] | random numbers with a seed |
+
+pub mod actor;
+pub mod allocations;
+pub mod callgrind;
+pub mod child;
+pub mod footprint;
+pub mod hosts;
+pub mod rng;
+pub mod seccomp;
+pub mod trace;
