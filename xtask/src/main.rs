@@ -6,6 +6,7 @@
 //!   NIC nor a kernel module on this machine ([`vm`]).
 //! - `cargo xtask fuzz` fuzzes every decoder of peer bytes, guided by coverage ([`fuzz`]).
 //! - `cargo xtask soak` runs everything random that the project has, with fresh seeds, until the time is over ([`soak`]).
+//! - `cargo xtask split-loads` counts loads that wait for several stores, in an operation that a budget limits ([`split_loads`]).
 //! - `cargo xtask bench-peers` measures Crosstie and other systems side by side, and prints the ratios ([`peers`]).
 //! - `cargo xtask figures` measures what the documents claim, and writes the figures into them ([`figures`]).
 //!
@@ -19,6 +20,7 @@ mod packages;
 mod peers;
 mod process;
 mod soak;
+mod split_loads;
 mod test;
 mod vm;
 mod workspace;
@@ -44,6 +46,8 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Run everything random that the project has, with fresh seeds and unkind settings, until the time is over
     Soak(soak::Options),
+    /// Count the loads of bytes that were just stored in other pieces, in an operation that a budget limits
+    SplitLoads(split_loads::Options),
     /// Measure Crosstie, UCX, iceoryx2, Redis, memcached, OpenMPI and MPICH on the same two cores, interleaved, and print the ratios
     BenchPeers(peers::Options),
     /// Measure what the documents claim, interleaved, and write the figures into them
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Task::Vm(options) => vm::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Soak(options) => soak::run(&options),
+        Task::SplitLoads(options) => split_loads::run(&options),
         Task::BenchPeers(options) => peers::run(&options),
         Task::Figures(options) => figures::run(&options),
     };

@@ -128,7 +128,7 @@ pub(crate) fn command_line(command: &Command) -> String {
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
-fn start_error(command: &Command, source: io::Error) -> Error {
+pub(crate) fn start_error(command: &Command, source: io::Error) -> Error {
     Error::Start { program: command.get_program().to_string_lossy().into_owned(), source }
 }
 

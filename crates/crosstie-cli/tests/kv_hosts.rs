@@ -3,18 +3,13 @@
 //! In a virtual machine of `cargo xtask vm --hosts 2`, this process starts one rank, on Soft-RoCE; the same test in the other virtual
 //! machine starts the other rank. Elsewhere it starts both ranks, on the software device.
 
-#[path = "../../crosstie/tests/hosts/mod.rs"]
-#[allow(dead_code, reason = "the program is no example")]
-mod hosts;
-
 use std::path::Path;
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use crosstie_bench::figures::{self, Figures};
 use crosstie_kv::Backend;
-
-use hosts::{Hosts, wait_for_exit};
+use crosstie_testkit::hosts::{Hosts, wait_for_exit};
 
 /// The first port of the rendezvous of these tests.
 const PORT: u16 = 7700;

@@ -18,9 +18,6 @@
 // Fuzzing builds contain the functions that LLVM calls.
 #![cfg_attr(not(crosstie_fuzz), forbid(unsafe_code))]
 
-#[cfg(all(test, not(debug_assertions)))]
-#[path = "../../crosstie/tests/instructions/callgrind.rs"]
-mod callgrind;
 pub mod client;
 #[cfg(test)]
 #[path = "../../crosstie/tests/fuzzing/mod.rs"]
@@ -31,12 +28,11 @@ pub mod store;
 pub mod wire;
 
 mod backend;
-#[cfg(test)]
-#[path = "../../crosstie/tests/rng/mod.rs"]
-mod rng;
 mod service_names;
 
 pub use backend::Backend;
+#[cfg(test)]
+use crosstie_testkit::rng;
 
 /// Compiles and runs the Rust code of the guide with the documentation tests.
 #[cfg(doctest)]

@@ -2,49 +2,12 @@
 
 mod cluster;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use cluster::{BACKENDS, Random, start};
 use crosstie_kv::client::{BeginBytesError, Client};
 use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
-
-struct Counting;
-
-/// Of all threads: daemons have theirs.
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-thread_local! {
-    /// Of this thread.
-    static OWN: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    ALLOCATIONS.fetch_add(1, Relaxed);
-    OWN.set(OWN.get() + 1);
-}
-
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, len: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(at, layout, len) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
+use crosstie_testkit::allocations::{self, Counting};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -84,12 +47,10 @@ fn word_requests_do_not_allocate() {
             let mut numbers = Random(1);
             // Tables and lists grow to their size.
             work(&mut client, &mut numbers);
-            let before = ALLOCATIONS.load(Relaxed);
-            work(&mut client, &mut numbers);
-            let made = ALLOCATIONS.load(Relaxed) - before;
-            println!("{backend:?}, {nodes} nodes: {made} allocations in {OPERATIONS} operations");
+            let made = allocations::of_process(|| work(&mut client, &mut numbers));
+            println!("{backend:?}, {nodes} nodes: {made} calls to the allocator in {OPERATIONS} operations");
             // The control plane makes a few, with the time and not with the operations; so does a list that grows late.
-            assert!(made < OPERATIONS / 100, "{made} allocations in {OPERATIONS} operations");
+            assert!(made < OPERATIONS / 100, "{made} calls to the allocator in {OPERATIONS} operations");
         }
     }
 }
@@ -132,14 +93,15 @@ fn pipelined_byte_string_requests_do_not_allocate() {
             work_with_bytes(&mut client, &mut numbers, write);
         }
         for write in [true, false] {
-            let (all, own) = (ALLOCATIONS.load(Relaxed), OWN.get());
-            work_with_bytes(&mut client, &mut numbers, write);
-            let (all, own) = (ALLOCATIONS.load(Relaxed) - all, OWN.get() - own);
+            let made = allocations::of_process(|| {
+                allocations::assert_none(format_args!("{nodes} nodes, write {write}, the client"), || {
+                    work_with_bytes(&mut client, &mut numbers, write);
+                });
+            });
             println!(
-                "{nodes} nodes, write {write}: {own} allocations of the client, {all} of all, in {OPERATIONS}"
+                "{nodes} nodes, write {write}: {made} calls to the allocator in {OPERATIONS} operations"
             );
-            assert_eq!(own, 0);
-            assert!(all < OPERATIONS / 100, "{all} allocations in {OPERATIONS} operations");
+            assert!(made < OPERATIONS / 100, "{made} calls to the allocator in {OPERATIONS} operations");
         }
     }
 }

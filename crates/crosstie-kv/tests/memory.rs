@@ -2,11 +2,10 @@
 
 use crosstie_kv::store::Shard;
 use crosstie_kv::wire::{BytesOp, Op, Status, WordRequest};
+use crosstie_testkit::allocations::{self, Counting, LIVE_BYTES};
 
-#[path = "../../crosstie/tests/allocations/mod.rs"]
-mod allocations;
-
-use allocations::{ALLOCATIONS, LIVE_BYTES};
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// Runs `step` until the shard is full, and compares the two numbers after every step.
 fn fill(limit: usize, least: f64, mut step: impl FnMut(&mut Shard, u64) -> Status) {
@@ -76,14 +75,14 @@ fn requests_that_add_nothing_do_not_allocate() {
             Status::Done
         );
     }
-    let before = ALLOCATIONS.get();
-    for key in 0..20_000 {
-        for op in [Op::Get, Op::Put, Op::Insert, Op::CompareAndSwap, Op::Delete] {
-            word(&mut shard, op, key);
+    allocations::assert_none(format_args!("requests"), || {
+        for key in 0..20_000 {
+            for op in [Op::Get, Op::Put, Op::Insert, Op::CompareAndSwap, Op::Delete] {
+                word(&mut shard, op, key);
+            }
+            shard.apply_bytes(&BytesOp::Get { key: &key.to_ne_bytes() });
+            shard.apply_bytes(&BytesOp::Put { key: &key.to_ne_bytes(), value: &[2; 50] });
+            shard.apply_bytes(&BytesOp::Stats);
         }
-        shard.apply_bytes(&BytesOp::Get { key: &key.to_ne_bytes() });
-        shard.apply_bytes(&BytesOp::Put { key: &key.to_ne_bytes(), value: &[2; 50] });
-        shard.apply_bytes(&BytesOp::Stats);
-    }
-    assert_eq!(ALLOCATIONS.get(), before);
+    });
 }

@@ -3,8 +3,6 @@
 //! with `NodeGone` when its heartbeats stay out, and are served again when it continues: with the values that it had.
 
 mod cluster;
-#[path = "../../crosstie/tests/killing/trace.rs"]
-mod trace;
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -17,6 +15,7 @@ use crosstie_kv::client::Client;
 use crosstie_kv::node::{Membership, Node, NodeConfig};
 use crosstie_kv::sharding::ShardMap;
 use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
+use crosstie_testkit::trace;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Requests for the keys of the other nodes while one is stopped.

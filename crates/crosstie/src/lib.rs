@@ -62,15 +62,13 @@ mod message;
 mod process;
 pub mod rails;
 mod ring;
-#[cfg(test)]
-#[path = "../tests/rng/mod.rs"]
-mod rng;
-#[cfg(all(test, not(loom)))]
-#[path = "../tests/seccomp/mod.rs"]
-mod seccomp;
 pub mod telemetry;
 mod wait;
 
+#[cfg(test)]
+use crosstie_testkit::rng;
+#[cfg(all(test, not(loom)))]
+use crosstie_testkit::seccomp;
 pub use local_rpc::caller::Caller;
 pub use memory::region;
 pub use message::Message;

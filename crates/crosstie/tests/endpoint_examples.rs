@@ -3,7 +3,7 @@
 //! In a virtual machine of `cargo xtask vm --hosts 2`, this process starts one rank, on Soft-RoCE; the same test in the other virtual
 //! machine starts the other rank. Elsewhere it starts both ranks, on the software device.
 
-mod hosts;
+use crosstie_testkit::hosts;
 
 use std::process::Output;
 

@@ -1,8 +1,7 @@
 //! A peer that is killed and started again, 100 times: every operation ends with a cause, and the new peer is reached without restarting
 //! this side.
 
-#[path = "rng/mod.rs"]
-mod rng;
+use crosstie_testkit::rng;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -14,9 +14,8 @@
 //!
 //! This program does not use libtest: it starts itself as the victims. It prints the seed; `CROSSTIE_SEED` sets it.
 
-mod killing;
-mod rng;
-mod seccomp;
+use crosstie_testkit::rng;
+use crosstie_testkit::seccomp;
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,7 +24,8 @@ use std::time::{Duration, Instant};
 
 use crosstie::device::*;
 use crosstie::region::OwnedRegion;
-use killing::{Footprint, trace};
+use crosstie_testkit::footprint::Footprint;
+use crosstie_testkit::trace;
 use rng::Random;
 use zerocopy::{FromBytes, IntoBytes};
 

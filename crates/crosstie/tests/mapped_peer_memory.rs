@@ -4,8 +4,7 @@
 //! Mapping takes a capability (`CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`). Without it the tests check that the bytes arrive all the same,
 //! and say that they checked no more.
 
-#[path = "rng/mod.rs"]
-mod rng;
+use crosstie_testkit::rng;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -12,9 +12,8 @@
 //! mapping, thread or file. This is not a libtest harness: the victims are this same program. If `CROSSTIE_STRESS_SECONDS` is
 //! set, to any value, no instruction is skipped.
 
-mod killing;
 mod node_service;
-mod rng;
+use crosstie_testkit::rng;
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Write};
@@ -25,7 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use killing::{Footprint, trace};
+use crosstie_testkit::footprint::Footprint;
+use crosstie_testkit::trace;
 use node_service::{Service, Words, expected_response, is_request, request};
 use rng::Random;
 

@@ -4,7 +4,7 @@
 //! 0 switches its second link off and on. Elsewhere two threads do the same on software devices, whose ports a fault device switches.
 //! And the example `rails_two_hosts`, as its guide says to start it.
 
-mod hosts;
+use crosstie_testkit::hosts;
 #[path = "rails/pair.rs"]
 #[allow(dead_code, reason = "only the patterns are used")]
 mod pair;

@@ -1,16 +1,13 @@
 //! The keys of regions: access with the address and key of a region that was given back is refused, however often its
 //! memory and its entry in the device's table of regions were used again; and giving back costs the same every time.
 
-#[path = "rng/mod.rs"]
-mod rng;
-
 use std::collections::HashSet;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crosstie::device::fault::Plan;
 use crosstie::device::*;
 use crosstie::region::OwnedRegion;
+use crosstie_testkit::{callgrind, child, rng};
 
 /// Regions that a software device has at most.
 const MAX_REGIONS: u32 = 1 << 18;
@@ -142,80 +139,31 @@ fn a_key_of_memory_that_was_given_back_is_refused_when_the_memory_is_allocated_a
     }
 }
 
-/// Environment variable that tells a child of this test what to do.
-const CHILD: &str = "CROSSTIE_REGIONS_CHILD";
-/// Cycles of registering and giving back.
-const CYCLES: usize = 1000;
-
-/// Callgrind counts the instructions of the first cycle after some that warm up, and of the last of 1,000. A peer is
-/// connected, and other regions are registered, as in a program.
+/// Callgrind counts the instructions of one cycle of registering and giving back: the first after some that warm up, and the last of
+/// 1,000. A peer is connected, and other regions are registered, as in a program.
 #[test]
 fn registering_and_giving_back_costs_the_same_in_the_last_cycle_as_in_the_first() {
-    const NAME: &str = "registering_and_giving_back_costs_the_same_in_the_last_cycle_as_in_the_first";
-    if let Ok(cycle) = std::env::var(CHILD) {
+    const CYCLES: usize = 1000;
+    if let Some(counted) = child::task() {
         let pair = Pair::new(software);
         assert_eq!(pair.read(&pair.pd.allocate(64, Access::ALL).unwrap().remote()), Status::Success);
         let _others: Vec<Mr> = (0..100).map(|_| pair.pd.allocate(64, Access::ALL).unwrap()).collect();
-        let (mut memory, counted) = (vec![0u8; 1 << 16], cycle.parse().unwrap());
-        for cycle in 0..CYCLES {
-            memory = if cycle == counted {
-                crosstie_register(&pair.pd, memory)
-            } else {
-                register(&pair.pd, memory)
-            };
-        }
-        return;
+        let mut memory = Some(vec![0u8; 1 << 16]);
+        let mut register = || {
+            let region = OwnedRegion::register(&pair.pd, memory.take().unwrap(), Access::ALL).unwrap();
+            memory = Some(region.into_memory(Duration::from_secs(60)).unwrap());
+        };
+        (0..counted.parse().unwrap()).for_each(|_| register());
+        return callgrind::measure(&mut register);
     }
     // The very first ones also fill the allocator's caches.
     let counts = [10, CYCLES / 2, CYCLES - 1].map(|cycle| {
-        let output = Command::new("valgrind")
-            .args([
-                "--tool=callgrind",
-                "--callgrind-out-file=/dev/null",
-                "--toggle-collect=crosstie_register",
-            ])
-            .arg(std::env::current_exe().unwrap())
-            .args([NAME, "--exact", "--nocapture"])
-            .env(CHILD, cycle.to_string())
-            .stdin(Stdio::null())
-            .output()
-            .expect("valgrind cannot be started: install the Debian package `valgrind`");
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{text}");
-        let collected = text.lines().find_map(|line| line.split_once("Collected : "));
-        let count: u64 = collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&text);
-        println!("cycle {cycle}: {count} instructions");
-        count
+        callgrind::count(
+            registering_and_giving_back_costs_the_same_in_the_last_cycle_as_in_the_first,
+            &cycle.to_string(),
+        )
     });
+    println!("instructions of a cycle: {counts:?}");
     let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
     assert!(*least > 100 && *most as f64 <= 1.1 * *least as f64, "instructions of a cycle: {counts:?}");
-}
-
-/// Callgrind counts the instructions of the function with this name.
-#[unsafe(no_mangle)]
-#[inline(never)]
-fn crosstie_register(pd: &Pd, memory: Vec<u8>) -> Vec<u8> {
-    register(pd, memory)
-}
-
-fn register(pd: &Pd, memory: Vec<u8>) -> Vec<u8> {
-    let region = OwnedRegion::register(pd, memory, Access::ALL).unwrap();
-    region.into_memory(Duration::from_secs(60)).unwrap()
-}
-
-/// Prints times, and asserts nothing about them.
-#[test]
-fn print_times_of_registering_and_giving_back() {
-    let pair = Pair::new(software);
-    let mut memory = vec![0u8; 1 << 20];
-    let mut hundreds = Vec::new();
-    for _ in 0..CYCLES / 100 {
-        let begin = Instant::now();
-        for _ in 0..100 {
-            memory = register(&pair.pd, memory);
-        }
-        hundreds.push(begin.elapsed() / 100);
-    }
-    println!("registering 1 MiB and giving it back, mean of each 100 of {CYCLES}: {hundreds:?}");
-    assert_eq!(memory.len(), 1 << 20);
 }

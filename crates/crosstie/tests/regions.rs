@@ -1,7 +1,6 @@
 //! Registered memory with an owner: in place, cached and described to a peer.
 
-#[path = "rng/mod.rs"]
-mod rng;
+use crosstie_testkit::rng;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};

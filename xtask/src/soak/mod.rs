@@ -10,14 +10,13 @@
 
 mod jobs;
 mod programs;
-#[path = "../../../crates/crosstie/tests/rng/mod.rs"]
-mod rng;
 
 use std::fs;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use crosstie_testkit::rng;
 
 use crate::error::{Error, with_path};
 use crate::process::{self, Outcome};

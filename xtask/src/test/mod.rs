@@ -238,7 +238,7 @@ fn build_test(
 
 /// Returns the path of the program that one of cargo's JSON messages says it built, when the program has this kind and, if
 /// one is given, this name.
-fn executable(message: &str, kind: &str, name: Option<&str>) -> Option<PathBuf> {
+pub(crate) fn executable(message: &str, kind: &str, name: Option<&str>) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(message).ok()?;
     let target = &message["target"];
     let matches = message["reason"] == "compiler-artifact"

@@ -110,7 +110,7 @@ pub(super) const STEPS: &[Step] = &[
         timeout: 1200,
         work: &[
             Cargo {
-                arguments: &["test", "--release", "-p", "crosstie", "--test", "instructions"],
+                arguments: &["test", "--release", "-p", "crosstie", "--test", "budget", "instruction"],
                 variables: &[],
                 target: None,
                 tests: true,

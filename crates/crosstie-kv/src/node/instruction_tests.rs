@@ -1,9 +1,10 @@
 //! How many instructions a request for an 8-byte key takes, of the client and of all daemons on its way, with an optimized build:
-//! `cargo test --release -p crosstie-kv --lib instruction`. As in `crates/crosstie/tests/instructions`, one thread does all the work, and
-//! limits are at most 5 % above what was reached.
+//! `cargo test --release -p crosstie-kv --lib instruction`. As in `crates/crosstie/tests/budget`, one thread does all the work, and limits
+//! are a quarter above what was reached.
 
 use crosstie::delegation;
 use crosstie::device::{Device, software};
+use crosstie_testkit::{callgrind, child};
 
 use super::commands::{ConnectionCommand, ConnectionEvent};
 use super::config::NodeConfig;
@@ -13,30 +14,26 @@ use super::ring::RingServer;
 use super::shard_server::ShardServer;
 use super::transport::{NoTransport, Transport};
 use crate::Backend;
-use crate::callgrind;
 use crate::service_names;
 use crate::sharding::ShardId;
 use crate::wire::{Op, Status, WordRequest};
 
-const NAME: &str = "node::instruction_tests::requests_stay_within_their_instruction_limits";
-const REQUESTS: u64 = 3200;
+const REQUESTS: u32 = 3200;
 const DEPTH: usize = 16;
 /// The keys that requests use: each is put, and then read.
 const KEYS: usize = 512;
 
-/// Most instructions of a request.
-const LIMITS: [(&str, u64); 3] =
-    [("one node", 363), ("two nodes, Meta", 1736), ("two nodes, Delegation", 1761)];
-
 #[test]
 fn requests_stay_within_their_instruction_limits() {
-    let Some(task) = callgrind::task() else {
-        for (task, limit) in LIMITS {
-            let each = callgrind::count(NAME, task) / REQUESTS;
-            println!("{task}: {each} instructions, limit {limit}");
-            assert!(each <= limit, "{task}: {each} instructions, but {limit} are allowed");
-        }
-        return;
+    let Some(task) = child::task() else {
+        return callgrind::assert_limits(
+            requests_stay_within_their_instruction_limits,
+            &[
+                ("one node", REQUESTS, 430),
+                ("two nodes, Meta", REQUESTS, 2056),
+                ("two nodes, Delegation", REQUESTS, 2096),
+            ],
+        );
     };
     let mut work: Box<dyn FnMut()> = match task.as_str() {
         "one node" => one_node(),
@@ -69,8 +66,8 @@ fn request(rank: u32, keys: &[u64], number: u64) -> WordRequest {
 macro_rules! make_requests {
     ($client:expr, $rank:expr, $keys:expr, $serve:expr) => {{
         let mut begun = 0;
-        while begun < REQUESTS || $client.in_flight() > 0 {
-            while begun < REQUESTS && $client.in_flight() < DEPTH {
+        while begun < u64::from(REQUESTS) || $client.in_flight() > 0 {
+            while begun < u64::from(REQUESTS) && $client.in_flight() < DEPTH {
                 $client.call(&request($rank, $keys, begun), begun).unwrap();
                 begun += 1;
             }

@@ -2,8 +2,6 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub(crate) mod process;
-#[path = "../../../crosstie/tests/rng/mod.rs"]
-mod rng;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
@@ -16,7 +14,7 @@ use crosstie_kv::client::{BeginError, Client};
 use crosstie_kv::node::{Membership, Node, NodeConfig};
 use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 
-pub(crate) use rng::{Random, seed};
+pub(crate) use crosstie_testkit::rng::{Random, seed};
 
 /// After this long without progress a test fails: something hangs.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);

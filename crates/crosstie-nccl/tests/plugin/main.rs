@@ -11,12 +11,12 @@ mod net;
 mod pair;
 mod peers;
 mod rails;
-#[path = "../../../crosstie/tests/rng/mod.rs"]
-mod rng;
 mod transfers;
 
 use std::panic::catch_unwind;
 use std::process::ExitCode;
+
+use crosstie_testkit::rng;
 
 type Case = (&'static str, fn());
 

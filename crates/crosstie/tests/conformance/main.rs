@@ -9,8 +9,7 @@ mod cases;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod participant;
-#[path = "../seccomp/mod.rs"]
-mod seccomp;
+use crosstie_testkit::seccomp;
 
 use std::process::ExitCode;
 use std::time::Duration;

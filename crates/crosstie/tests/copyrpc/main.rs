@@ -7,8 +7,7 @@ mod failed_calls;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod load;
-#[path = "../rng/mod.rs"]
-mod rng;
+use crosstie_testkit::rng;
 mod test_peer;
 
 use std::process::ExitCode;

@@ -9,7 +9,6 @@ mod killed_processes;
 mod lifetimes;
 mod malicious_bulk;
 mod malicious_peer;
-#[path = "../rng/mod.rs"]
-mod rng;
+use crosstie_testkit::rng;
 mod test_peer;
 mod waiting;

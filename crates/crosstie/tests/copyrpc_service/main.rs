@@ -6,8 +6,7 @@
 mod executors;
 mod failed_calls;
 mod invalid_bytes;
-#[path = "../rng/mod.rs"]
-mod rng;
+use crosstie_testkit::rng;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,7 +1,6 @@
 //! Endpoints between the threads of one process: every operation, in both progress modes and with one and several queue pairs.
 
-#[path = "../rng/mod.rs"]
-mod rng;
+use crosstie_testkit::rng;
 
 mod batches;
 mod cancel;

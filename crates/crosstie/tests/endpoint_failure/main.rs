@@ -1,7 +1,6 @@
 //! Endpoints when something fails: injected faults, peers that are killed or stopped, peers that violate the protocol.
 
-#[path = "../rng/mod.rs"]
-mod rng;
+use crosstie_testkit::rng;
 
 mod faults;
 mod malicious_peer;

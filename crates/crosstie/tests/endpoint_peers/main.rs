@@ -5,8 +5,7 @@ mod cases;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod quiescence;
-#[path = "../rng/mod.rs"]
-mod rng;
+use crosstie_testkit::rng;
 mod test_peer;
 
 use std::process::ExitCode;

@@ -1,15 +1,15 @@
 //! Messages over several rails: right bytes, exact counters, failover.
 
-#[path = "../allocations/mod.rs"]
-mod allocations;
-#[path = "../rng/mod.rs"]
-mod rng;
-
-mod pair;
-
 mod failover;
 mod flush;
 mod observe;
+mod pair;
 mod peers;
 mod registrations;
 mod transfers;
+
+use crosstie_testkit::allocations::Counting;
+use crosstie_testkit::rng;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;

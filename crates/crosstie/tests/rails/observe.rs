@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use crosstie::rails::*;
+use crosstie_testkit::allocations;
 
-use super::allocations::ALLOCATIONS;
 use super::pair::*;
 
 #[test]
@@ -31,9 +31,8 @@ fn a_message_allocates_nothing() {
             }
         };
         (0..300).for_each(|_| exchange(&mut pair));
-        let before = ALLOCATIONS.get();
-        (0..1000).for_each(|_| exchange(&mut pair));
-        assert_eq!(ALLOCATIONS.get() - before, 0, "{rails} rails, {len} bytes");
+        let what = format_args!("{rails} rails, {len} bytes");
+        allocations::assert_none(what, || (0..1000).for_each(|_| exchange(&mut pair)));
     }
 }
 

@@ -8,10 +8,10 @@ use crosstie::device::*;
 use crosstie::region::{KeptMemory, OwnedRegion, kept_memory};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::killing::trace;
 use crate::rng::Random;
 use crate::stopping::{Actor, End, check, is_stopped, wait_for};
 use crate::{Fallible, TIMEOUT};
+use crosstie_testkit::trace;
 
 /// A WRITE of this size takes long enough to be stopped in the middle.
 const LARGE: usize = 256 << 20;

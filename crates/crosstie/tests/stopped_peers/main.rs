@@ -9,15 +9,11 @@
 mod bootstrap;
 mod copyrpc;
 mod device;
-#[path = "../killing/mod.rs"]
-mod killing;
 mod node;
 #[path = "../node_service/mod.rs"]
 mod node_service;
-#[path = "../rng/mod.rs"]
-mod rng;
-#[path = "../seccomp/mod.rs"]
-mod seccomp;
+use crosstie_testkit::rng;
+use crosstie_testkit::seccomp;
 mod stopping;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

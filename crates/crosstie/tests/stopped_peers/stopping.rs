@@ -5,9 +5,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use crate::killing::trace;
 use crate::rng::Random;
 use crate::{Fallible, TIMEOUT};
+use crosstie_testkit::trace;
 
 /// Instructions of one operation at which a role is stopped. `CROSSTIE_STRESS_SECONDS`, set to any value, stops at every one.
 pub(crate) const STOPS_PER_SWEEP: u64 = 24;

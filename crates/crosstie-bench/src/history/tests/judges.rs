@@ -6,16 +6,13 @@ use std::collections::HashMap;
 use crosstie_kv::client::Client;
 use crosstie_kv::node::{Node, NodeConfig};
 use crosstie_kv::wire::WordRequest;
+use crosstie_testkit::rng::{Random, seed};
 use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History as Actions};
 use todc_utils::specifications::Specification;
 
 use super::*;
-
-#[path = "../../../../crosstie/tests/rng/mod.rs"]
-mod rng;
-use rng::{Random, seed};
 
 /// Operations of a history. The other checkers try all orders, so there are few.
 const OPERATIONS: usize = 10;

@@ -1,18 +1,13 @@
-//! The budget of groups: no allocation for a message, a tagged message, a barrier round or the hand-over of a lock in the steady state.
-//!
-//! Both members run in one thread, without threads of the group, so the counts are the same in every run.
-
-#[path = "allocations/mod.rs"]
-mod allocations;
+//! Messages, tagged messages, barrier rounds and the hand-over of locks: none allocates in the steady state. Members have no threads.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use allocations::ALLOCATIONS;
 use crosstie::bootstrap::{Limits, local};
 use crosstie::device::Device;
 use crosstie::endpoint::Buffer;
 use crosstie::group::{Group, GroupConfig, MemberId, ProgressMode, Tagged, TaggedOptions, Transport};
+use crosstie_testkit::allocations;
 
 const WARM_UP: u64 = 3000;
 const COUNTED: u64 = 10_000;
@@ -40,12 +35,12 @@ fn pair(transport: Transport) -> [Group; 2] {
     groups.try_into().unwrap()
 }
 
-/// Runs `operation` until everything has its final size, then counts the allocations of many more.
-fn allocations_of(mut operation: impl FnMut(u64)) -> u64 {
+/// Runs `operation` until everything has its final size, and then many more times, in which it must not allocate.
+fn assert_no_allocations(what: &str, mut operation: impl FnMut(u64)) {
     (0..WARM_UP).for_each(&mut operation);
-    let before = ALLOCATIONS.get();
-    (WARM_UP..WARM_UP + COUNTED).for_each(&mut operation);
-    ALLOCATIONS.get() - before
+    allocations::assert_none(format_args!("{what}"), || {
+        (WARM_UP..WARM_UP + COUNTED).for_each(&mut operation);
+    });
 }
 
 /// Polls both futures in turn until both have ended.
@@ -79,7 +74,7 @@ fn messages_allocate_nothing() {
             groups.each_ref().map(|group| group.open_channel(1, &group.channel_options()).unwrap());
         let mut bytes = Vec::with_capacity(2048);
         let payload = [7; 2048];
-        let count = allocations_of(|number| {
+        assert_no_allocations(&format!("{transport:?}"), |number| {
             let (from, to) = ((number % 2) as usize, 1 - (number % 2) as usize);
             let len = if number % 3 == 0 { 2048 } else { 64 };
             while !channels[from].try_send(MemberId::new(to), &payload[..len]).unwrap() {
@@ -88,7 +83,6 @@ fn messages_allocate_nothing() {
             while channels[to].try_recv(&mut bytes).unwrap().is_none() {}
             assert_eq!(bytes.len(), len);
         });
-        assert_eq!(count, 0, "{transport:?}");
     }
 }
 
@@ -111,8 +105,8 @@ fn tagged_messages_allocate_nothing_when_their_receive_is_posted() {
         group.open_tagged(1, &options).unwrap()
     });
     let mut buffers = groups.each_ref().map(|group| Some(group.allocate(10_000).unwrap()));
-    assert_eq!(allocations_of(|number| send_tagged(&tagged, number, 64, &mut buffers)), 0, "eager");
-    assert_eq!(allocations_of(|number| send_tagged(&tagged, number, 10_000, &mut buffers)), 0, "pulled");
+    assert_no_allocations("eager", |number| send_tagged(&tagged, number, 64, &mut buffers));
+    assert_no_allocations("pulled", |number| send_tagged(&tagged, number, 10_000, &mut buffers));
     assert_eq!(groups[0].counters().pulls + groups[1].counters().pulls, WARM_UP + COUNTED);
 }
 
@@ -120,14 +114,13 @@ fn tagged_messages_allocate_nothing_when_their_receive_is_posted() {
 fn barrier_rounds_and_locks_allocate_nothing() {
     let groups = pair(Transport::Rc);
     let barriers = groups.each_ref().map(|group| group.barrier(0));
-    let count = allocations_of(|_| {
+    assert_no_allocations("barrier", |_| {
         let (first, second) = join(barriers[0].enter().unwrap(), barriers[1].enter().unwrap());
         assert_eq!(first.unwrap(), second.unwrap());
     });
-    assert_eq!(count, 0, "barrier");
     let locks = groups.each_ref().map(|group| group.lock(0));
     let handed_over = groups[0].counters().locks.handed_over;
-    let count = allocations_of(|number| {
+    assert_no_allocations("lock", |number| {
         // The other member has it from the time before.
         let (mine, other) = ((number % 2) as usize, 1 - (number % 2) as usize);
         let mut context = Context::from_waker(std::task::Waker::noop());
@@ -140,6 +133,5 @@ fn barrier_rounds_and_locks_allocate_nothing() {
         };
         drop(guard);
     });
-    assert_eq!(count, 0, "lock");
     assert!(groups[0].counters().locks.handed_over >= handed_over + COUNTED / 2);
 }

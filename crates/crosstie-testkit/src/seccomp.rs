@@ -1,9 +1,12 @@
 //! Seccomp filters: forbids system calls to the calling thread and to every thread and process it starts later. A filter
 //! cannot be removed.
 
+use std::os::unix::process::ExitStatusExt;
+
+use crate::child;
+
 /// What a filter does with the system calls that it lists.
-#[allow(dead_code, reason = "each test program uses one of the two")]
-pub(crate) enum FilterMode {
+pub enum FilterMode {
     /// The listed calls are allowed; any other call kills the process.
     AllowOnly,
     /// The listed calls fail with EPERM; any other call is allowed.
@@ -12,23 +15,20 @@ pub(crate) enum FilterMode {
 
 /// With this variable, a test program runs only what accesses the memory of another process, and the kernel refuses that to it and to all
 /// processes that it starts, as it does in most containers: `process_vm_readv` and `process_vm_writev` fail.
-#[allow(dead_code, reason = "not every test program knows it")]
-pub(crate) const REFUSE_VARIABLE: &str = "CROSSTIE_REFUSE_PROCESS_VM";
+pub const REFUSE_VARIABLE: &str = "CROSSTIE_REFUSE_PROCESS_VM";
 
 /// Whether [`REFUSE_VARIABLE`] is set.
-#[allow(dead_code, reason = "not every test program asks")]
-pub(crate) fn is_process_vm_refused() -> bool {
+pub fn is_process_vm_refused() -> bool {
     std::env::var_os(REFUSE_VARIABLE).is_some()
 }
 
 /// Refuses access to the memory of other processes to this thread and to what it starts.
-#[allow(dead_code, reason = "not every test program does that")]
-pub(crate) fn refuse_process_vm() {
+pub fn refuse_process_vm() {
     install_filter(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev], FilterMode::Deny);
 }
 
 /// Installs a filter on this thread.
-pub(crate) fn install_filter(calls: &[libc::c_long], mode: FilterMode) {
+pub fn install_filter(calls: &[libc::c_long], mode: FilterMode) {
     // Classic BPF on `struct seccomp_data`, whose first word is the number of the call.
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -52,4 +52,35 @@ pub(crate) fn install_filter(calls: &[libc::c_long], mode: FilterMode) {
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
     };
     assert!(installed, "this test needs seccomp filters: {}", std::io::Error::last_os_error());
+}
+
+/// The task of a child that makes a system call on purpose.
+const VIOLATION: &str = "makes a system call";
+
+/// Starts children that do each of `tasks` without a system call, see [`without_system_calls`]; and one that makes one, which the filter
+/// must kill.
+pub fn assert_no_system_calls<T: Fn() + Copy>(test: T, tasks: &[&str]) {
+    for task in tasks {
+        let ended = child::command(test, task).output().unwrap();
+        assert!(ended.status.success(), "{task}: it made a system call, or failed: {ended:?}");
+    }
+    let ended = child::command(test, VIOLATION).output().unwrap();
+    assert_eq!(ended.status.signal(), Some(libc::SIGSYS), "the filter kills: {ended:?}");
+}
+
+/// In a child that [`assert_no_system_calls`] has started: does the work under a filter that kills the process at the first system call,
+/// except for `allowed` ones, and exits.
+pub fn without_system_calls(allowed: &[libc::c_long], work: impl FnOnce()) -> ! {
+    install_filter(&[allowed, &[libc::SYS_exit_group]].concat(), FilterMode::AllowOnly);
+    work();
+    if child::task().is_some_and(|task| task == VIOLATION) {
+        std::hint::black_box(std::process::id());
+    }
+    exit_at_once()
+}
+
+/// Ends the process with a single system call.
+pub fn exit_at_once() -> ! {
+    // SAFETY: no memory is involved.
+    unsafe { libc::_exit(0) }
 }

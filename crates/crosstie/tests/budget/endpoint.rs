@@ -1,25 +1,11 @@
-//! The budget of endpoints: no allocation and no system call per operation, and no allocation per block of a batch. `instructions/`
-//! counts instructions.
-//!
-//! Both sides run in one thread, without progress threads, so the counts are the same in every run. This test's allocator counts
-//! allocations. A seccomp filter in a child process kills the child at its first system call.
+//! Operations of endpoints, both sides without progress threads. Of a batch, no block allocates.
 
-#[path = "allocations/mod.rs"]
-mod allocations;
-#[path = "seccomp/mod.rs"]
-mod seccomp;
-
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
-use allocations::ALLOCATIONS;
 use crosstie::WaitStrategy;
 use crosstie::device::{Device, software};
 use crosstie::endpoint::{Batch, Buffer, Endpoint, EndpointConfig, Lend, OperationFuture, Progress, Strided};
-
-/// Environment variable that tells a child process of this test its task.
-const CHILD: &str = "CROSSTIE_ENDPOINT_BUDGET_CHILD";
+use crosstie_testkit::{allocations, child, seccomp};
 
 struct Pair {
     here: Endpoint,
@@ -110,9 +96,21 @@ impl Buffers {
         }
     }
 
+    fn immediate(&mut self, pair: &Pair, rounds: u32) {
+        for round in 0..rounds {
+            let write = pair
+                .here
+                .write_imm(self.small.take().unwrap(), .., &pair.target.remote(), 0, round)
+                .map_err(|refused| refused.cause)
+                .unwrap();
+            pair.finish(pair.there.imm_recv().map_err(|refused| refused.cause).unwrap());
+            self.small = Some(pair.finish(write));
+        }
+    }
+
     fn mixed(&mut self, pair: &Pair, rounds: u32) {
         let remote = pair.target.remote();
-        for round in 0..rounds {
+        for _ in 0..rounds {
             self.write(pair, 1);
             self.message(pair, 1);
             let read = pair
@@ -121,13 +119,7 @@ impl Buffers {
                 .map_err(|refused| refused.cause)
                 .unwrap();
             self.large = Some(pair.finish(read));
-            let imm = pair
-                .here
-                .write_imm(self.small.take().unwrap(), .., &remote, 0, round)
-                .map_err(|refused| refused.cause)
-                .unwrap();
-            pair.finish(pair.there.imm_recv().map_err(|refused| refused.cause).unwrap());
-            self.small = Some(pair.finish(imm));
+            self.immediate(pair, 1);
             let batch =
                 pair.here.write_batch(self.batch.take().unwrap()).map_err(|refused| refused.cause).unwrap();
             self.batch = Some(pair.finish(batch));
@@ -141,13 +133,8 @@ fn operations_do_not_allocate() {
         let pair = Pair::new(qps);
         let mut buffers = Buffers::new(&pair);
         buffers.mixed(&pair, 300);
-        let before = ALLOCATIONS.get();
-        buffers.mixed(&pair, 300);
-        assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator, {qps} queue pairs");
+        allocations::assert_none(format_args!("{qps} queue pairs"), || buffers.mixed(&pair, 300));
     }
-    let before = ALLOCATIONS.get();
-    drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(ALLOCATIONS.get() - before, 2, "the allocator counts");
 }
 
 /// 100 000 blocks of 64 bytes: adjacent ones become one request, regular ones take one entry, and none allocates.
@@ -161,14 +148,13 @@ fn blocks_of_a_batch_do_not_allocate() {
     let (local, remote) = (batch.local(source), batch.remote(pair.target.remote()));
     for (gap, pieces) in [(64, 1), (128, 100_000)] {
         batch.clear_blocks();
-        let before = ALLOCATIONS.get();
-        for block in 0..100_000 {
-            batch.block(local, block * gap, remote, (block * gap) as u64, 64).unwrap();
-        }
-        assert_eq!((batch.blocks(), batch.pieces()), (100_000, pieces));
-        let future = pair.here.write_batch(batch).map_err(|refused| refused.cause).unwrap();
-        batch = pair.finish(future);
-        assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator, distance {gap}");
+        batch = allocations::assert_none(format_args!("distance {gap}"), || {
+            for block in 0..100_000 {
+                batch.block(local, block * gap, remote, (block * gap) as u64, 64).unwrap();
+            }
+            assert_eq!((batch.blocks(), batch.pieces()), (100_000, pieces));
+            pair.finish(pair.here.write_batch(batch).map_err(|refused| refused.cause).unwrap())
+        });
         assert_eq!(batch.work_requests(), pieces);
     }
 }
@@ -187,8 +173,7 @@ fn hand_over_of_a_paged_cache_does_not_allocate() {
     let (local, remote) = (batch.local(pool), batch.remote(pair.target.remote()));
     // Odd steps through a power of two reach each page once.
     let page = |number: usize, step: usize| number * step % (2 * LAYERS * BLOCKS) * BLOCK;
-    for round in 0..3 {
-        let before = ALLOCATIONS.get();
+    let hand_over = |mut batch: Batch| {
         batch.clear_blocks();
         for layer in 0..LAYERS {
             for block in layer * BLOCKS..(layer + 1) * BLOCKS {
@@ -208,38 +193,46 @@ fn hand_over_of_a_paged_cache_does_not_allocate() {
             };
             assert_eq!(event.imm, Some(layer as u32));
         }
-        batch = pair.finish(moved);
+        let batch = pair.finish(moved);
         assert_eq!((batch.blocks(), batch.pieces()), ((LAYERS * BLOCKS) as u32, (LAYERS * BLOCKS) as u64));
-        if round > 0 {
-            assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator in round {round}");
-        }
+        batch
+    };
+    batch = hand_over(batch);
+    for round in 1..3 {
+        batch = allocations::assert_none(format_args!("round {round}"), || hand_over(batch));
     }
 }
 
 #[test]
 fn operations_make_no_system_call() {
-    const NAME: &str = "operations_make_no_system_call";
-    if let Ok(task) = std::env::var(CHILD) {
+    if child::is_child() {
         let pair = Pair::new(2);
         let mut buffers = Buffers::new(&pair);
         buffers.mixed(&pair, 200);
         // The clock is read without a system call, except where the kernel has no vDSO for it.
-        seccomp::install_filter(&[libc::SYS_exit_group], seccomp::FilterMode::AllowOnly);
-        if task == "guilty" {
-            std::hint::black_box(std::process::id());
-        }
-        buffers.mixed(&pair, 1000);
-        // SAFETY: no memory is involved.
-        unsafe { libc::_exit(0) }
+        seccomp::without_system_calls(&[], || buffers.mixed(&pair, 1000));
     }
-    let innocent = child(NAME, "operations");
-    assert!(innocent.status.success(), "an operation made a system call, or failed: {innocent:?}");
-    let guilty = child(NAME, "guilty");
-    assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
+    seccomp::assert_no_system_calls(operations_make_no_system_call, &["operations"]);
 }
 
-/// Starts one test of this program again, with a task.
-fn child(test: &str, task: &str) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture"]).env(CHILD, task).stdin(Stdio::null()).output().unwrap()
+#[cfg(not(debug_assertions))]
+#[test]
+fn small_operations_stay_within_their_instruction_limits() {
+    use crosstie_testkit::callgrind;
+    const ROUNDS: u32 = 2000;
+    if let Some(task) = child::task() {
+        let pair = Pair::new(1);
+        let mut buffers = Buffers::new(&pair);
+        let mut work = |rounds| match task.as_str() {
+            "write" => buffers.write(&pair, rounds),
+            "write_imm and imm_recv" => buffers.immediate(&pair, rounds),
+            _ => buffers.message(&pair, rounds),
+        };
+        work(10);
+        return callgrind::measure(&mut || work(ROUNDS));
+    }
+    callgrind::assert_limits(
+        small_operations_stay_within_their_instruction_limits,
+        &[("write", ROUNDS, 852), ("write_imm and imm_recv", ROUNDS, 2523), ("send and recv", ROUNDS, 4282)],
+    );
 }

@@ -1,23 +1,12 @@
-//! The budget of the data path: no allocation and no system call per operation, and an empty poll that takes the same number
-//! of instructions with any number of queue pairs.
+//! Messages and operations on bare queue pairs.
 //!
-//! The traffic runs between two threads, each with its own device, as two processes would have. The allocator of this test
-//! counts allocations per thread. In a child process, a seccomp filter forbids system calls to both threads; the first
-//! system call kills the child. Callgrind (Debian package `valgrind`) counts instructions, also in a child.
+//! The traffic runs between two threads, each with its own device, as two processes would have; `messages` counts the instructions of
+//! both ends in one thread.
 
-#[path = "allocations/mod.rs"]
-mod allocations;
-#[path = "seccomp/mod.rs"]
-mod seccomp;
-
-use std::io::Read as _;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::time::{Duration, Instant};
 
-use allocations::ALLOCATIONS;
 use crosstie::device::*;
+use crosstie_testkit::{allocations, callgrind, child, seccomp};
 
 /// Operations before counting starts, so that lazy initialisation is done.
 const WARM_UP: u64 = 2_000;
@@ -25,10 +14,6 @@ const WARM_UP: u64 = 2_000;
 const MEASURED: u64 = 100_000;
 /// Messages in flight in streams.
 const DEPTH: u64 = 64;
-/// Environment variable that tells a child of this test what to do.
-const CHILD: &str = "CROSSTIE_BUDGET_CHILD";
-/// Limit on the run time of a child, in case it hangs.
-const CHILD_TIME: Duration = Duration::from_secs(300);
 
 /// The traffic between the two threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,172 +257,58 @@ enum Role {
 fn no_operation_allocates() {
     for traffic in ALL {
         run(traffic, |role, work| {
-            let before = ALLOCATIONS.get();
-            work();
-            let count = ALLOCATIONS.get() - before;
-            assert_eq!(count, 0, "{traffic:?}: calls to the allocator in {MEASURED} operations, {role:?}");
+            allocations::assert_none(format_args!("{traffic:?}, {role:?}"), work);
         });
     }
-    let before = ALLOCATIONS.get();
-    drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(ALLOCATIONS.get() - before, 2, "the allocator counts");
 }
 
+/// Except for `sched_yield`, which [`Idle`] makes when it has long waited for the other side.
 #[test]
 fn no_operation_makes_a_system_call() {
-    const NAME: &str = "no_operation_makes_a_system_call";
-    if let Ok(task) = std::env::var(CHILD) {
-        let traffic = ALL.into_iter().find(|traffic| format!("{traffic:?}") == task);
-        run_without_system_calls(traffic);
-    }
-    for traffic in ALL {
-        let child = child(
-            Command::new(std::env::current_exe().unwrap()).args([NAME, "--exact"]),
-            &format!("{traffic:?}"),
-        );
-        assert!(
-            child.status.success(),
-            "{traffic:?}: a posting or polling thread made a system call, or failed: {}\n{}",
-            child.status,
-            child.text
-        );
-    }
-    let child = child(Command::new(std::env::current_exe().unwrap()).args([NAME, "--exact"]), "guilty");
-    assert_eq!(
-        child.status.signal(),
-        Some(libc::SIGSYS),
-        "the filter kills: {}\n{}",
-        child.status,
-        child.text
-    );
-}
-
-/// Does the traffic, or makes one system call, under a filter that kills the process for any but these:
-/// `sched_yield`, which [`Idle`] makes when it has long waited for the other side, and `exit_group`.
-fn run_without_system_calls(traffic: Option<Traffic>) -> ! {
     static FINISHED: AtomicU32 = AtomicU32::new(0);
-    let Some(traffic) = traffic else {
-        forbid_system_calls();
-        std::hint::black_box(std::process::id());
-        exit_at_once(0);
-    };
-    run(traffic, |role, work| {
-        forbid_system_calls();
-        work();
-        FINISHED.fetch_add(1, SeqCst);
-        let mut idle = Idle(0);
-        while role == Role::Following || FINISHED.load(SeqCst) < 2 {
-            idle.turn();
-        }
-        exit_at_once(0);
-    });
-    unreachable!("the leading side ends the process");
-}
-
-/// Ends the process with a single system call.
-fn exit_at_once(status: i32) -> ! {
-    // SAFETY: no memory is involved.
-    unsafe { libc::_exit(status) }
-}
-
-/// From here on, this thread may only call `sched_yield` and `exit_group`.
-fn forbid_system_calls() {
-    seccomp::install_filter(&[libc::SYS_sched_yield, libc::SYS_exit_group], seccomp::FilterMode::AllowOnly);
+    if let Some(task) = child::task() {
+        let traffic = ALL.into_iter().find(|traffic| format!("{traffic:?}") == task).unwrap_or(Write);
+        run(traffic, |role, work| {
+            seccomp::without_system_calls(&[libc::SYS_sched_yield], || {
+                work();
+                FINISHED.fetch_add(1, SeqCst);
+                let mut idle = Idle(0);
+                while role == Role::Following || FINISHED.load(SeqCst) < 2 {
+                    idle.turn();
+                }
+            });
+        });
+    }
+    let tasks = ALL.map(|traffic| format!("{traffic:?}"));
+    seccomp::assert_no_system_calls(no_operation_makes_a_system_call, &tasks.each_ref().map(String::as_str));
 }
 
 #[test]
-fn an_empty_poll_costs_the_same_with_any_number_of_queue_pairs() {
-    const NAME: &str = "an_empty_poll_costs_the_same_with_any_number_of_queue_pairs";
-    if let Ok(task) = std::env::var(CHILD) {
-        poll_empty_among(task.parse().unwrap());
-        return;
+fn empty_poll_costs_the_same_with_any_number_of_queue_pairs() {
+    const POLLS: u64 = 1000;
+    if let Some(queue_pairs) = child::task() {
+        return poll_empty_among(queue_pairs.parse().unwrap(), POLLS);
     }
-    let counts = [1, 64, 1024].map(|qps| {
-        let mut callgrind = Command::new("valgrind");
-        callgrind
-            .args([
-                "--tool=callgrind",
-                "--callgrind-out-file=/dev/null",
-                "--toggle-collect=crosstie_budget_poll_empty",
-            ])
-            .arg(std::env::current_exe().unwrap())
-            .args([NAME, "--exact"]);
-        let child = child(&mut callgrind, &qps.to_string());
-        assert!(child.status.success(), "{qps} queue pairs: {}\n{}", child.status, child.text);
-        let collected = child.text.lines().find_map(|line| line.split_once("Collected : "));
-        let count: u64 = collected.and_then(|(_, count)| count.trim().parse().ok()).expect(&child.text);
-        println!("{qps} queue pairs: {} instructions in {POLLS} empty polls", count);
-        count
-    });
-    assert!(counts[0] > POLLS, "callgrind counted {counts:?}");
-    assert!(counts.iter().all(|count| *count == counts[0]), "instructions in {POLLS} polls: {counts:?}");
+    let count =
+        |queue_pairs| callgrind::count(empty_poll_costs_the_same_with_any_number_of_queue_pairs, queue_pairs);
+    let counts = ["1", "64", "1024"].map(count);
+    println!("{counts:?} instructions in {POLLS} empty polls");
+    assert!(counts[0] > POLLS && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
 }
 
-const POLLS: u64 = 1000;
-
-fn poll_empty_among(qps: usize) {
+fn poll_empty_among(queue_pairs: usize, polls: u64) {
     // Under valgrind there is little address space.
     let device = Device::open_software(&software::Config { space: 256 << 20 }).unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_cq(&CqConfig::default()).unwrap();
     let config = QpConfig { max_send_wr: 4, max_recv_wr: 4, ..QpConfig::default() };
-    let mut ends: Vec<RcQp> = (0..qps).map(|_| pd.create_rc(&config, &cq, &cq, None).unwrap()).collect();
+    let mut ends: Vec<RcQp> =
+        (0..queue_pairs).map(|_| pd.create_rc(&config, &cq, &cq, None).unwrap()).collect();
     for end in &mut ends {
         // Each queue pair is connected to itself.
         let address = end.address();
         end.connect(&address, &ConnectConfig::default()).unwrap();
     }
     assert_eq!(cq.poll(16, |_| {}), Ok(0));
-    crosstie_budget_poll_empty(&mut cq);
-}
-
-/// Callgrind counts the instructions of the function with this name.
-#[unsafe(no_mangle)]
-#[inline(never)]
-fn crosstie_budget_poll_empty(cq: &mut Cq) {
-    for _ in 0..POLLS {
-        assert_eq!(cq.poll(16, |_| {}), Ok(0));
-    }
-}
-
-/// The exit status and the output of a child.
-struct Ended {
-    status: ExitStatus,
-    text: String,
-}
-
-/// Runs a command that starts this test again, for a task.
-fn child(command: &mut Command, task: &str) -> Ended {
-    let (mut reader, writer) = std::io::pipe().unwrap();
-    let program = command.get_program().to_owned();
-    let spawned = command
-        .env(CHILD, task)
-        .stdin(Stdio::null())
-        .stdout(writer.try_clone().unwrap())
-        .stderr(writer)
-        .spawn();
-    let mut child = match spawned {
-        Err(error) if program == "valgrind" => {
-            panic!("valgrind cannot be started ({error}): install the Debian package `valgrind`")
-        }
-        spawned => spawned.unwrap(),
-    };
-    // The command holds the writing end: without it the reader sees when the child is done.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let text = std::thread::spawn(move || {
-        let mut text = Vec::new();
-        reader.read_to_end(&mut text).map(|_| String::from_utf8_lossy(&text).into_owned())
-    });
-    let begin = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if begin.elapsed() > CHILD_TIME {
-            child.kill().unwrap();
-            panic!("{task}: the child did not end within {CHILD_TIME:?}");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    Ended { status, text: text.join().unwrap().unwrap() }
+    callgrind::measure(&mut || (0..polls).for_each(|_| assert_eq!(cq.poll(16, |_| {}), Ok(0))));
 }

@@ -5,17 +5,10 @@ use crosstie::device::{
     SrqConfig, software,
 };
 
-use super::{assert_limit, callgrind, split_loads};
+use crosstie_testkit::{callgrind, child};
 
 const ROUNDS: u32 = 1000;
 const PAYLOAD: usize = 32;
-
-/// A WRITE+IMM whose bytes are taken from the completion.
-const WRITE_IMM_LIMIT: u64 = 443;
-/// The same, with a shared receive queue.
-const SHARED_LIMIT: u64 = 507;
-/// A SEND into the memory of its receive.
-const SEND_LIMIT: u64 = 748;
 
 /// Two connected queue pairs of one process.
 struct Pair {
@@ -76,18 +69,18 @@ impl Pair {
 }
 
 #[test]
-fn short_messages_stay_within_their_instruction_budget() {
-    const NAME: &str = "device::short_messages_stay_within_their_instruction_budget";
-    let Some(task) = callgrind::task() else {
-        for (task, limit) in [
-            ("write with immediate", WRITE_IMM_LIMIT),
-            ("write with immediate, shared receives", SHARED_LIMIT),
-            ("send", SEND_LIMIT),
-        ] {
-            assert_limit(NAME, task, ROUNDS, limit);
-            split_loads::assert_none(NAME, task, ROUNDS);
-        }
-        return;
+fn short_messages_stay_within_their_instruction_limits() {
+    let Some(task) = child::task() else {
+        return callgrind::assert_limits(
+            short_messages_stay_within_their_instruction_limits,
+            &[
+                // Its bytes are taken from the completion.
+                ("write with immediate", ROUNDS, 573),
+                ("write with immediate, shared receives", ROUNDS, 668),
+                // Into the memory of its receive.
+                ("send", ROUNDS, 937),
+            ],
+        );
     };
     let mut pair = Pair::new(task.contains("shared"));
     let mut work = |rounds| match task.as_str() {

@@ -1,29 +1,22 @@
-//! The budget of copyrpc's data path: no allocation and no system call per call, and a cost per call that does not depend on the
-//! number of endpoints. The service layer allocates nothing either, and costs little more.
-//!
-//! Both sides run in one thread, which polls them in turn, so the counts are the same in every run. This test's allocator counts
-//! allocations. A seccomp filter in a child process kills the child at its first system call. Callgrind (Debian package
-//! `valgrind`) counts the instructions of a child process.
+//! Calls of copyrpc, plain and typed. Their cost does not depend on the number of endpoints.
 
-#[path = "allocations/mod.rs"]
-mod allocations;
-#[path = "instructions/callgrind.rs"]
-mod callgrind;
-#[path = "seccomp/mod.rs"]
-mod seccomp;
-
-use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
-use std::process::{Command, Output, Stdio};
 use std::task::{Context as TaskContext, Poll, Waker};
 
-use allocations::ALLOCATIONS;
 use crosstie::copyrpc::service::{Call, Client, Driver, Handlers, Method, Service};
 use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
 use crosstie::device::{Access, ConnectConfig, Device, Mr, RemoteMemory, software};
+use crosstie_testkit::{allocations, callgrind, child, seccomp};
 
-/// Environment variable that tells a child process of this test its task.
-const CHILD: &str = "CROSSTIE_COPYRPC_BUDGET_CHILD";
+fn context<U>() -> Context<U> {
+    // Valgrind limits the address space.
+    let device = Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
+    Context::new(device, &Config::default()).unwrap()
+}
+
+fn rings(ring: usize, bulk: usize) -> EndpointConfig {
+    EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk, ..EndpointConfig::default() }
+}
 
 /// Two contexts and the connections between them.
 struct Pair {
@@ -40,17 +33,7 @@ impl Pair {
     }
 
     fn with_bulk(endpoints: usize, ring: usize, bulk: usize) -> Pair {
-        // Valgrind limits the address space.
-        let device = || Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
-        let client = Context::new(device(), &Config::default()).unwrap();
-        let server = Context::new(device(), &Config::default()).unwrap();
-        let config = EndpointConfig {
-            ring,
-            credit: ring / 4,
-            pending_calls: DEPTH,
-            bulk,
-            ..EndpointConfig::default()
-        };
+        let (client, server, config) = (context(), context(), rings(ring, bulk));
         let (mut here, mut there) = (Vec::new(), Vec::new());
         for _ in 0..endpoints {
             let (near, far) =
@@ -63,9 +46,20 @@ impl Pair {
         Pair { client, server, here, there }
     }
 
-    /// `rounds` times: makes `depth` calls, spread over the endpoints, and waits for their responses.
+    /// `rounds` times: makes `depth` calls, spread over the endpoints, and waits for their responses. The server takes the requests from
+    /// its queue.
     fn exchange(&self, rounds: u32, depth: usize) {
         let mut buffer = [0; 64];
+        self.exchange_with(rounds, depth, || {
+            self.server.poll(|_, _| ());
+            while let Some(request) = self.server.recv() {
+                let len = request.data().copy_to(&mut buffer);
+                assert!(request.reply(&buffer[..len]).is_ok());
+            }
+        });
+    }
+
+    fn exchange_with(&self, rounds: u32, depth: usize, mut serve: impl FnMut()) {
         for round in 0..rounds {
             for call in 0..depth {
                 let endpoint = &self.here[call % self.here.len()];
@@ -76,11 +70,8 @@ impl Pair {
                 answered += self.client.poll(|attached, answer| {
                     assert!(attached == round && answer.is_ok_and(|bytes| bytes.len() == 32));
                 });
-                self.server.poll(|_, _| ());
-                while let Some(request) = self.server.recv() {
-                    let len = request.data().copy_to(&mut buffer);
-                    assert!(request.reply(&buffer[..len]).is_ok());
-                }
+                serve();
+                self.server.flush();
             }
         }
     }
@@ -91,14 +82,9 @@ fn calls_do_not_allocate() {
     for (endpoints, depth) in [(1, 1), (1, 64), (1, 300), (16, 256)] {
         let pair = Pair::new(endpoints, 1 << 18);
         pair.exchange(2_000, depth);
-        let before = ALLOCATIONS.get();
-        pair.exchange(2_000, depth);
-        let count = ALLOCATIONS.get() - before;
-        assert_eq!(count, 0, "calls to the allocator, {endpoints} endpoints, depth {depth}");
+        let what = format_args!("{endpoints} endpoints, depth {depth}");
+        allocations::assert_none(what, || pair.exchange(2_000, depth));
     }
-    let before = ALLOCATIONS.get();
-    drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(ALLOCATIONS.get() - before, 2, "the allocator counts");
 }
 
 /// Bulk requests with bulk responses, two at a time, and READs in between, with regions that are reused.
@@ -138,16 +124,15 @@ fn bulk_calls_do_not_allocate() {
     let mut regions: Vec<Mr> =
         (0..4).map(|_| pair.client.allocate(4096, Access::LOCAL_WRITE).unwrap()).collect();
     exchange_bulk(&pair, 20, &mut buffer, &mut regions, board.remote());
-    let before = ALLOCATIONS.get();
-    exchange_bulk(&pair, 100, &mut buffer, &mut regions, board.remote());
-    assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator");
+    allocations::assert_none(format_args!("bulk"), || {
+        exchange_bulk(&pair, 100, &mut buffer, &mut regions, board.remote());
+    });
     assert_eq!(pair.client.counters().bulk_calls, 240);
 }
 
 #[test]
 fn calls_make_no_system_call() {
-    const NAME: &str = "calls_make_no_system_call";
-    if let Ok(task) = std::env::var(CHILD) {
+    if child::is_child() {
         let pair = Pair::with_bulk(4, 1 << 16, 4 << 20);
         pair.exchange(2_000, 64);
         let mut buffer = vec![0; LONG_REQUEST.len()];
@@ -155,21 +140,12 @@ fn calls_make_no_system_call() {
         let mut regions: Vec<Mr> =
             (0..4).map(|_| pair.client.allocate(4096, Access::LOCAL_WRITE).unwrap()).collect();
         exchange_bulk(&pair, 20, &mut buffer, &mut regions, board.remote());
-        seccomp::install_filter(&[libc::SYS_exit_group], seccomp::FilterMode::AllowOnly);
-        if task == "guilty" {
-            std::hint::black_box(std::process::id());
-        }
-        for depth in [1, 8, 64, 200] {
-            pair.exchange(5_000, depth);
-        }
-        exchange_bulk(&pair, 50, &mut buffer, &mut regions, board.remote());
-        // SAFETY: no memory is involved.
-        unsafe { libc::_exit(0) }
+        seccomp::without_system_calls(&[], || {
+            [1, 8, 64, 200].into_iter().for_each(|depth| pair.exchange(5_000, depth));
+            exchange_bulk(&pair, 50, &mut buffer, &mut regions, board.remote());
+        });
     }
-    let innocent = child(NAME, "calls");
-    assert!(innocent.status.success(), "a call made a system call, or failed: {innocent:?}");
-    let guilty = child(NAME, "guilty");
-    assert_eq!(guilty.status.signal(), Some(libc::SIGSYS), "the filter kills: {guilty:?}");
+    seccomp::assert_no_system_calls(calls_make_no_system_call, &["calls"]);
 }
 
 /// Calls in flight of each endpoint. They are a batch: with the same number for all, its costs are those of the same number of calls.
@@ -182,17 +158,16 @@ const ROUNDS: usize = 3;
 
 #[test]
 fn call_cost_does_not_depend_on_the_number_of_endpoints() {
-    const NAME: &str = "call_cost_does_not_depend_on_the_number_of_endpoints";
-    if let Some(task) = callgrind::task() {
-        let endpoints: usize = task.parse().unwrap();
+    if let Some(endpoints) = child::task() {
+        let endpoints: usize = endpoints.parse().unwrap();
         let pair = Pair::new(endpoints, CALLS_EACH * 1024);
         let (rounds, depth) = (ROUNDS * MANY / endpoints, CALLS_EACH * endpoints);
         pair.exchange(1, depth);
-        callgrind::measure(&mut || pair.exchange(rounds as u32, depth));
-        return;
+        return callgrind::measure(&mut || pair.exchange(rounds as u32, depth));
     }
     let counts = [1, 8, 64, MANY].map(|endpoints| {
-        let count = callgrind::count(NAME, &endpoints.to_string());
+        let count =
+            callgrind::count(call_cost_does_not_depend_on_the_number_of_endpoints, &endpoints.to_string());
         let each = count as f64 / (ROUNDS * DEPTH) as f64;
         println!(
             "{endpoints} endpoints, {CALLS_EACH} calls each: {each:.0} instructions per call, both sides"
@@ -229,11 +204,7 @@ impl Method for Large {
 }
 
 fn typed(ring: usize) -> Typed<impl Handlers<(), u32>> {
-    let device = || Device::open_software(&software::Config { space: 512 << 20 }).unwrap();
-    let driver = Driver::new(Context::new(device(), &Config::default()).unwrap());
-    let server = Context::new(device(), &Config::default()).unwrap();
-    let config =
-        EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk: 0, ..EndpointConfig::default() };
+    let (driver, server, config) = (Driver::new(context()), context(), rings(ring, 0));
     let (client, endpoint) =
         (driver.create_client(&config).unwrap(), server.create_endpoint(&config).unwrap());
     client.connect(&endpoint.address(), &ConnectConfig::default()).unwrap();
@@ -269,8 +240,7 @@ impl<H: Handlers<(), u32>> Typed<H> {
                         answered += 1;
                     }
                 }
-                self.server.poll(|_, _| ());
-                self.service.serve(&self.server);
+                self.service.poll(&self.server, |_, _| ());
             }
             calls.clear();
         }
@@ -290,47 +260,70 @@ fn typed_calls_do_not_allocate() {
             }
         };
         exchange(1_000);
-        let before = ALLOCATIONS.get();
-        exchange(1_000);
-        assert_eq!(ALLOCATIONS.get() - before, 0, "calls to the allocator, ring {ring}, depth {depth}");
+        allocations::assert_none(format_args!("ring {ring}, depth {depth}"), || exchange(1_000));
     }
 }
 
-/// Calls in flight for the comparison of typed calls with plain ones, and the number of rounds.
-const TYPED_DEPTH: usize = 64;
-const TYPED_ROUNDS: u32 = 200;
+/// Calls in flight when instructions are counted, and the number of rounds.
+const COUNTED_DEPTH: u32 = 64;
+const COUNTED_ROUNDS: u32 = 300;
+
+/// Makes the calls of a task: warms up, and measures.
+fn measure_calls(task: &str) {
+    let depth = if task.contains("one") { 1 } else { COUNTED_DEPTH as usize };
+    if task.contains("typed") {
+        let (mut typed, mut calls) = (typed(1 << 18), Vec::with_capacity(depth));
+        let mut exchange = || typed.exchange::<Echo>(&mut calls, COUNTED_ROUNDS, depth, [7; 32]);
+        exchange();
+        return callgrind::measure(&mut exchange);
+    }
+    let (pair, mut buffer) = (Pair::new(1, 1 << 18), [0; 64]);
+    let mut exchange = || {
+        if task.contains("queue") {
+            return pair.exchange(COUNTED_ROUNDS, depth);
+        }
+        pair.exchange_with(COUNTED_ROUNDS, depth, || {
+            pair.server.serve(
+                &mut buffer,
+                |buffer, request| {
+                    let len = request.data().copy_to(buffer);
+                    assert!(request.reply(&buffer[..len]).is_ok());
+                },
+                |_, _, _| (),
+            );
+        });
+    };
+    exchange();
+    callgrind::measure(&mut exchange);
+}
 
 #[test]
 fn typed_call_costs_at_most_1_75_times_a_plain_call() {
-    const NAME: &str = "typed_call_costs_at_most_1_75_times_a_plain_call";
-    if let Some(task) = callgrind::task() {
-        let (pair, mut typed) = (Pair::new(1, 1 << 18), typed(1 << 18));
-        let mut calls = Vec::with_capacity(TYPED_DEPTH);
-        match &*task {
-            "plain" => {
-                pair.exchange(20, TYPED_DEPTH);
-                callgrind::measure(&mut || pair.exchange(TYPED_ROUNDS, TYPED_DEPTH));
-            }
-            _ => {
-                typed.exchange::<Echo>(&mut calls, 20, TYPED_DEPTH, [7; 32]);
-                callgrind::measure(&mut || {
-                    typed.exchange::<Echo>(&mut calls, TYPED_ROUNDS, TYPED_DEPTH, [7; 32]);
-                });
-            }
-        }
-        return;
+    if let Some(task) = child::task() {
+        return measure_calls(&task);
     }
-    let each = |count: u64| count as f64 / f64::from(TYPED_ROUNDS) / TYPED_DEPTH as f64;
-    let plain = each(callgrind::count(NAME, "plain"));
-    let typed = each(callgrind::count(NAME, "typed"));
-    println!(
-        "depth {TYPED_DEPTH}: {plain:.0} instructions per plain call, {typed:.0} per typed one, both sides"
-    );
-    assert!(typed <= 1.75 * plain, "{typed:.0} instructions per typed call, {plain:.0} per plain one");
+    let [plain, typed] = ["calls through the queue", "typed calls"].map(|task| {
+        let count = callgrind::count(typed_call_costs_at_most_1_75_times_a_plain_call, task);
+        count / u64::from(COUNTED_ROUNDS * COUNTED_DEPTH)
+    });
+    println!("{plain} instructions per plain call, {typed} per typed one, both sides");
+    assert!(4 * typed <= 7 * plain, "{typed} instructions per typed call, {plain} per plain one");
 }
 
-/// Starts one test of this program again, with a task.
-fn child(test: &str, task: &str) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture"]).env(CHILD, task).stdin(Stdio::null()).output().unwrap()
+#[cfg(not(debug_assertions))]
+#[test]
+fn calls_stay_within_their_instruction_limits() {
+    const CALLS: u32 = COUNTED_ROUNDS * COUNTED_DEPTH;
+    if let Some(task) = child::task() {
+        return measure_calls(&task);
+    }
+    callgrind::assert_limits(
+        calls_stay_within_their_instruction_limits,
+        &[
+            ("one call at a time", COUNTED_ROUNDS, 2552),
+            ("calls", CALLS, 647),
+            ("calls through the queue", CALLS, 797),
+            ("typed calls", CALLS, 976),
+        ],
+    );
 }

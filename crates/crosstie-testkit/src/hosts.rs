@@ -13,16 +13,18 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The ranks that this process starts, the address of their rendezvous, and their device.
-pub(crate) struct Hosts {
-    pub(crate) ranks: Vec<u32>,
-    pub(crate) device: &'static str,
+pub struct Hosts {
+    /// Those of this host.
+    pub ranks: Vec<u32>,
+    /// The device that all ranks use.
+    pub device: &'static str,
     /// An address and a port of the first of the two hosts.
-    pub(crate) rendezvous: String,
+    pub rendezvous: String,
 }
 
 impl Hosts {
     /// `port`: that of the rendezvous. Each test of a program has its own.
-    pub(crate) fn find(port: u16) -> Hosts {
+    pub fn find(port: u16) -> Hosts {
         let variable = |name| std::env::var(name).ok();
         let (ranks, device, address) = match (variable("HOST").as_deref(), variable("PEER")) {
             (Some(host @ ("0" | "1")), Some(_)) => {
@@ -34,11 +36,7 @@ impl Hosts {
     }
 
     /// Starts a program as each of its ranks, with arguments that depend on the rank.
-    pub(crate) fn start<'a>(
-        &self,
-        program: &Path,
-        arguments: impl Fn(u32) -> &'a [&'a str],
-    ) -> Vec<(u32, Child)> {
+    pub fn start<'a>(&self, program: &Path, arguments: impl Fn(u32) -> &'a [&'a str]) -> Vec<(u32, Child)> {
         let start = |rank: &u32| {
             let child = Command::new(program)
                 .args(arguments(*rank))
@@ -63,14 +61,14 @@ fn own_address() -> Ipv4Addr {
 }
 
 /// The path of an example's program, which `cargo test` has built, or `cargo build --examples`.
-pub(crate) fn example_path(name: &str) -> PathBuf {
+pub fn example_path(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this program has a path");
     let profile = test.parent().and_then(|deps| deps.parent()).expect("test programs are in PROFILE/deps");
     profile.join("examples").join(name)
 }
 
 /// Waits until all exit, at most for the timeout.
-pub(crate) fn wait_for_exit(children: Vec<(u32, Child)>) -> Vec<(u32, Output)> {
+pub fn wait_for_exit(children: Vec<(u32, Child)>) -> Vec<(u32, Output)> {
     let (done, is_done) = channel();
     let count = children.len();
     for (rank, child) in children {

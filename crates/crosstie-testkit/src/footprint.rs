@@ -1,13 +1,11 @@
-//! Shared by the tests that kill processes: single-stepping a process, and checking for leaked resources.
-
-pub(crate) mod trace;
+//! What a process that was killed may have left behind in this one.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 /// The resources of this process that a leak would increase.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Footprint {
+pub struct Footprint {
     descriptors: usize,
     mappings: usize,
     threads: usize,
@@ -16,16 +14,14 @@ pub(crate) struct Footprint {
 
 impl Footprint {
     /// The footprint after threads that are still closing dropped objects have had time to finish.
-    #[allow(dead_code, reason = "not every test program needs it")]
-    pub(crate) fn at_rest() -> Footprint {
+    pub fn at_rest() -> Footprint {
         std::thread::sleep(Duration::from_millis(50));
         Footprint::take()
     }
 
     /// Waits up to a second until the footprint equals `before` (the kernel frees a dead process's resources late), and
     /// returns the last one seen.
-    #[allow(dead_code, reason = "not every test program needs it")]
-    pub(crate) fn wait_until_equal(before: &Footprint) -> Footprint {
+    pub fn wait_until_equal(before: &Footprint) -> Footprint {
         for _ in 0..100 {
             if Footprint::take() == *before {
                 break;
@@ -35,7 +31,8 @@ impl Footprint {
         Footprint::take()
     }
 
-    pub(crate) fn take() -> Footprint {
+    /// The footprint now.
+    pub fn take() -> Footprint {
         let count = |dir| std::fs::read_dir(dir).map_or(0, Iterator::count);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
         Footprint {

@@ -1,10 +1,9 @@
 //! Single-stepping another process with ptrace.
-#![allow(dead_code, reason = "no test program uses all of it")]
 
 use std::io;
 
 /// Lets the parent trace this process, and stops until the parent continues it.
-pub(crate) fn stop_here() {
+pub fn stop_here() {
     // SAFETY: plain system calls without memory arguments.
     unsafe {
         libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
@@ -14,7 +13,7 @@ pub(crate) fn stop_here() {
 
 /// Waits for the child's first stop, then executes up to `steps` of its instructions, but not beyond its second stop.
 /// Returns how many were executed. The child stays stopped.
-pub(crate) fn step(child: u32, steps: u64) -> io::Result<u64> {
+pub fn step(child: u32, steps: u64) -> io::Result<u64> {
     let child = child as libc::pid_t;
     wait(child)?;
     for done in 0..steps {
@@ -36,7 +35,7 @@ pub(crate) fn step(child: u32, steps: u64) -> io::Result<u64> {
 }
 
 /// Lets a stopped child run on; it stays traced, and its next [`stop_here`] stops it again.
-pub(crate) fn resume(child: u32) -> io::Result<()> {
+pub fn resume(child: u32) -> io::Result<()> {
     // SAFETY: the child is stopped and ours to trace; no memory arguments.
     match unsafe { libc::ptrace(libc::PTRACE_CONT, child as libc::pid_t, 0, 0) } {
         0 => Ok(()),
@@ -45,7 +44,7 @@ pub(crate) fn resume(child: u32) -> io::Result<()> {
 }
 
 /// Stops tracing a stopped child; it runs on.
-pub(crate) fn detach(child: u32) -> io::Result<()> {
+pub fn detach(child: u32) -> io::Result<()> {
     // SAFETY: the child is stopped and ours to trace; no memory arguments.
     match unsafe { libc::ptrace(libc::PTRACE_DETACH, child as libc::pid_t, 0, 0) } {
         0 => Ok(()),
@@ -54,7 +53,7 @@ pub(crate) fn detach(child: u32) -> io::Result<()> {
 }
 
 /// Stops tracing a stopped child, and leaves it stopped where it is, with all its threads, until SIGCONT.
-pub(crate) fn detach_stopped(child: u32) -> io::Result<()> {
+pub fn detach_stopped(child: u32) -> io::Result<()> {
     // SAFETY: the child is stopped and ours to trace; no memory arguments.
     match unsafe { libc::ptrace(libc::PTRACE_DETACH, child as libc::pid_t, 0, libc::SIGSTOP) } {
         0 => Ok(()),
@@ -63,7 +62,7 @@ pub(crate) fn detach_stopped(child: u32) -> io::Result<()> {
 }
 
 /// Stops a thread of a child process; its other threads run on.
-pub(crate) fn attach(thread: i32) -> io::Result<()> {
+pub fn attach(thread: i32) -> io::Result<()> {
     // SAFETY: a system call without memory arguments.
     if unsafe { libc::ptrace(libc::PTRACE_ATTACH, thread, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
@@ -73,7 +72,7 @@ pub(crate) fn attach(thread: i32) -> io::Result<()> {
 
 /// Executes instructions of a thread that was [attached](attach). The thread stays stopped. An instruction that waits in the kernel
 /// takes as long as the wait.
-pub(crate) fn step_attached(thread: i32, steps: u64) -> io::Result<()> {
+pub fn step_attached(thread: i32, steps: u64) -> io::Result<()> {
     for _ in 0..steps {
         // SAFETY: the thread is stopped and ours to trace; no memory arguments.
         if unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, thread, 0, 0) } != 0 {

@@ -1,20 +1,53 @@
-//! A global allocator that counts the calls and the live bytes of each thread, for tests with an allocation budget.
+//! A global allocator that counts calls and live bytes, for tests with an allocation budget.
+//!
+//! ```ignore
+//! #[global_allocator]
+//! static ALLOCATOR: Counting = Counting;
+//!
+//! allocations::assert_none(format_args!("calls"), || pair.exchange(1000));
+//! ```
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::fmt;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-struct Counting;
+/// The allocator of the system, with counters.
+pub struct Counting;
+
+/// Allocator calls of all threads so far.
+static ALL: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Allocator calls made by this thread so far.
-    pub static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Allocator calls of this thread so far.
+    static OWN: Cell<u64> = const { Cell::new(0) };
     /// Bytes that this thread has allocated and not freed: now, and the maximum so far.
     pub static LIVE_BYTES: Cell<[i64; 2]> = const { Cell::new([0; 2]) };
 }
 
+/// Does a piece of work, in which this thread must make no call to the allocator, also not to free memory. `what` is the work.
+pub fn assert_none<R>(what: fmt::Arguments<'_>, work: impl FnOnce() -> R) -> R {
+    let before = OWN.get();
+    drop(black_box(Box::new(1)));
+    assert_eq!(OWN.get() - before, 2, "the program has the allocator that counts");
+    let before = OWN.get();
+    let result = work();
+    assert_eq!(OWN.get() - before, 0, "{what}: calls to the allocator");
+    result
+}
+
+/// Counts the allocator calls that all threads make meanwhile.
+pub fn of_process(work: impl FnOnce()) -> u64 {
+    let before = ALL.load(Relaxed);
+    work();
+    ALL.load(Relaxed) - before
+}
+
 fn count_allocation(allocated: usize, freed: usize) {
+    ALL.fetch_add(1, Relaxed);
     // A thread that is ending has no counters any more. Tests do not measure such threads.
-    ALLOCATIONS.try_with(|count| count.set(count.get() + 1)).ok();
+    OWN.try_with(|count| count.set(count.get() + 1)).ok();
     // During a reallocation the old block exists until its bytes have been copied, so both count for the maximum.
     LIVE_BYTES
         .try_with(|live| {
@@ -50,6 +83,3 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.dealloc(at, layout) }
     }
 }
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;

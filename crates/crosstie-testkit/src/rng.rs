@@ -1,31 +1,34 @@
-//! A seeded random number generator for tests. The seed is printed, so that a run can be repeated. Unit tests and the tests of
-//! other crates include this file, too.
-#![allow(dead_code, reason = "each test program uses a part")]
+//! A seeded random number generator. The seed is printed, so that a run can be repeated.
 
 /// The seed of this run, see [`choose_seed`]. Prints it.
-pub(crate) fn seed() -> u64 {
+pub fn seed() -> u64 {
     let seed = choose_seed();
     println!("seed {seed} (set CROSSTIE_SEED to repeat)");
     seed
 }
 
 /// Chooses a seed: `CROSSTIE_SEED`, or the time.
-pub(crate) fn choose_seed() -> u64 {
+pub fn choose_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     given_seed().unwrap_or(now.map_or(1, |time| time.as_nanos() as u64))
 }
 
 /// The value of `CROSSTIE_SEED`.
-pub(crate) fn given_seed() -> Option<u64> {
+pub fn given_seed() -> Option<u64> {
     std::env::var("CROSSTIE_SEED").ok().and_then(|seed| seed.parse().ok())
 }
 
 /// The splitmix64 generator.
 #[derive(Clone)]
-pub(crate) struct Random(pub(crate) u64);
+pub struct Random(
+    /// The state; at first the seed.
+    pub u64,
+);
 
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
+    /// Any number.
+    #[expect(clippy::should_implement_trait, reason = "it is no iterator")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -34,12 +37,12 @@ impl Random {
     }
 
     /// A number below `n`.
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
+    pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
     /// An index below `count`; 0 if `count` is 0.
-    pub(crate) fn index(&mut self, count: usize) -> usize {
+    pub fn index(&mut self, count: usize) -> usize {
         (self.next() % count.max(1) as u64) as usize
     }
 }
