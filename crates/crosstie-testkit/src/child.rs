@@ -40,6 +40,25 @@ pub fn is_child() -> bool {
     std::env::var_os(TASK).is_some()
 }
 
+/// The task of a child that runs a whole test.
+const ALONE: &str = "alone";
+
+/// Runs one test in a process of its own, because it measures or changes what belongs to the whole process. Returns false in that process,
+/// where the test goes on.
+pub fn run_alone(test: impl Fn()) -> bool {
+    if task().is_some_and(|task| task == ALONE) {
+        return false;
+    }
+    let ended = command(test, ALONE).output().unwrap();
+    let [text, errors] = [&ended.stdout, &ended.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    for line in text.lines().chain(errors.lines()) {
+        println!("| {line}");
+    }
+    assert!(ended.status.success(), "the process of this test failed: {}", ended.status);
+    assert!(text.contains("1 passed"), "the process ran no test");
+    true
+}
+
 /// The arguments with which this program runs this test alone.
 fn arguments_for<T: Fn()>(_test: &T) -> [&'static str; 3] {
     let (_program, name) = type_name::<T>().split_once("::").expect("the test is a function");

@@ -6,10 +6,13 @@
 //! | [`allocations`] | an allocator that counts |
 //! | [`seccomp`] | system calls that are forbidden |
 //! | [`callgrind`] | counts of instructions |
-//! | [`trace`], [`footprint`] | processes that are stepped through and killed, and what they leave behind |
+//! | [`actor`] | processes that are stopped or killed at an instruction of an operation |
+//! | [`trace`] | processes that are stepped through, one instruction at a time |
+//! | [`footprint`] | what this process uses: processor time, descriptors, mappings |
 //! | [`hosts`] | programs on two hosts |
 //! | [`rng`] | random numbers with a seed |
 
+pub mod actor;
 pub mod allocations;
 pub mod callgrind;
 pub mod child;

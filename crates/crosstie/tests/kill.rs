@@ -14,17 +14,16 @@
 //!
 //! This program does not use libtest: it starts itself as the victims. It prints the seed; `CROSSTIE_SEED` sets it.
 
-use crosstie_testkit::rng;
-use crosstie_testkit::seccomp;
-
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead, Read, Write};
 use std::time::{Duration, Instant};
 
 use crosstie::device::*;
 use crosstie::region::OwnedRegion;
+use crosstie_testkit::actor::{Actor, Fallible};
 use crosstie_testkit::footprint::Footprint;
+use crosstie_testkit::rng;
+use crosstie_testkit::seccomp;
 use crosstie_testkit::trace;
 use rng::Random;
 use zerocopy::{FromBytes, IntoBytes};
@@ -47,8 +46,6 @@ const QKEY: u32 = 7;
 const MESSAGE: &[u8] = b"from the victim";
 /// Limit on anything that should happen.
 const TIMEOUT: Duration = Duration::from_secs(20);
-
-type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
@@ -127,9 +124,7 @@ struct Setup {
 
 /// A victim process and our ends of its connections.
 struct Victim {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    actor: Actor,
     shared: bool,
     /// The completion queue that no other queue pair uses.
     cq: Option<Cq>,
@@ -256,19 +251,13 @@ impl Survivor {
     }
 
     fn start_victim(&mut self, op: &str, setup: Setup) -> Fallible<Victim> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["victim", op, if setup.long { "long" } else { "short" }])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let actor = Actor::start(&["victim", op, if setup.long { "long" } else { "short" }])?;
         let config = QpConfig { max_recv_wr: OWN_RECEIVES as u32, ..QpConfig::default() };
         let shared = setup.shared;
         let (qp, cq) = self.queue_pair(setup)?;
         let ud = self.pd.create_ud(&config, &self.cq, &self.cq, shared.then_some(&self.srq))?;
-        let input = child.stdin.take().ok_or("no stdin")?;
-        let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
         let (out, ud_out) = (HashSet::new(), HashSet::new());
-        let mut victim = Victim { child, input, output, shared, cq, qp, out, ud, ud_out };
+        let mut victim = Victim { actor, shared, cq, qp, out, ud, ud_out };
         victim.qp.init(Access::ALL)?;
         victim.ud.activate(QKEY)?;
         self.refill_own(&mut victim)?;
@@ -278,9 +267,9 @@ impl Survivor {
             datagrams: victim.ud.qp_num(),
             reserved: 0,
         };
-        victim.input.write_all(info.as_bytes())?;
+        victim.actor.input.write_all(info.as_bytes())?;
         let mut theirs = [0; size_of::<QpAddress>()];
-        victim.output.read_exact(&mut theirs)?;
+        victim.actor.output.read_exact(&mut theirs)?;
         let theirs = QpAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
         victim.qp.ready_to_receive(&theirs, &ConnectConfig::default())?;
         victim.qp.ready_to_send(&ConnectConfig::default())?;
@@ -310,8 +299,8 @@ impl Survivor {
     /// Kills a victim after `steps` instructions of a post, or after all of them. Returns how many it executed.
     fn kill_stepping(&mut self, op: &str, setup: Setup, steps: u64, name: &str) -> Fallible<u64> {
         let mut victim = self.start_victim(op, setup)?;
-        victim.input.write_all(b"step\n")?;
-        let executed = trace::step(victim.child.id(), steps).map_err(|e| format!("ptrace: {e}"))?;
+        victim.actor.input.write_all(b"step\n")?;
+        let executed = trace::step(victim.actor.child.id(), steps).map_err(|e| format!("ptrace: {e}"))?;
         self.kill_and_check(victim, setup, name)?;
         Ok(executed)
     }
@@ -319,8 +308,8 @@ impl Survivor {
     /// Kills a victim, which posts as fast as it can, after `delay`.
     fn kill_after(&mut self, op: &str, setup: Setup, delay: Duration, name: &str) -> Fallible {
         let mut victim = self.start_victim(op, setup)?;
-        victim.input.write_all(b"run\n")?;
-        victim.output.read_line(&mut String::new())?;
+        victim.actor.input.write_all(b"run\n")?;
+        victim.actor.output.read_line(&mut String::new())?;
         let begun = Instant::now();
         while begun.elapsed() < delay {
             self.collect(&mut victim, name, true)?;
@@ -332,9 +321,8 @@ impl Survivor {
 
     /// Kills the victim and checks that nothing was lost.
     fn kill_and_check(&mut self, mut victim: Victim, setup: Setup, name: &str) -> Fallible {
-        victim.child.kill()?;
         let killed = Instant::now();
-        victim.child.wait()?;
+        victim.actor.kill()?;
         while victim.qp.state() != QpState::Error {
             if killed.elapsed() > TIMEOUT {
                 return Err(format!("{name}: the queue pair did not go to ERR").into());

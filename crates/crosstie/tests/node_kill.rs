@@ -13,17 +13,16 @@
 //! set, to any value, no instruction is skipped.
 
 mod node_service;
-use crosstie_testkit::rng;
 
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crosstie_testkit::rng;
+
+use crosstie_testkit::actor::{Actor, Fallible, report_ready};
 use crosstie_testkit::footprint::Footprint;
 use crosstie_testkit::trace;
 use node_service::{Service, Words, expected_response, is_request, request};
@@ -36,8 +35,6 @@ const RANDOM_KILLS: u64 = 120;
 const KILLS_PER_SWEEP: u64 = 70;
 /// A test that waits longer than this has failed.
 const TIMEOUT: Duration = Duration::from_secs(20);
-
-type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
@@ -191,45 +188,9 @@ impl Survivor {
     }
 }
 
-/// A process that will be killed.
-struct Victim {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Victim {
-    fn start<S: Service>(role: &str, name: &str, task: &str) -> Fallible<Victim> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args([role, S::NAME, name, task])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let input = child.stdin.take().ok_or("no stdin")?;
-        let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
-        Ok(Victim { child, input, output })
-    }
-
-    /// Waits until it reports that it is ready.
-    fn wait_until_ready(&mut self) -> Fallible {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        if line == "ready\n" { Ok(()) } else { Err(format!("the victim printed {line:?}").into()) }
-    }
-
-    fn go(&mut self) -> Fallible {
-        Ok(self.input.write_all(b"go\n")?)
-    }
-
-    /// Kills it. It must not have ended before.
-    fn kill(mut self, name: &str) -> Fallible {
-        self.child.kill()?;
-        let status = self.child.wait()?;
-        if status.signal() == Some(libc::SIGKILL) {
-            return Ok(());
-        }
-        Err(format!("{name}: the victim ended by itself: {status}").into())
-    }
+/// Starts a process that will be killed.
+fn start<S: Service>(role: &str, name: &str, task: &str) -> Fallible<Actor> {
+    Actor::start(&[role, S::NAME, name, task])
 }
 
 // --------------------------------------------------------------------------------------------------- clients die
@@ -245,8 +206,8 @@ fn kill_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
         move |progress| call_steadily::<S>(client, 0, progress)
     });
     let mut kills = 0;
-    let mut kill_and_check = |victim: Victim, what: &str| -> Fallible {
-        victim.kill(what)?;
+    let mut kill_and_check = |mut victim: Actor, what: &str| -> Fallible {
+        victim.kill().map_err(|e| format!("{what}: {e}"))?;
         until(&format!("{what}: the victim is removed"), || server.progress.clients.load(Relaxed) == 1)?;
         steady.check(what)?;
         server.check(what)?;
@@ -261,8 +222,8 @@ fn kill_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
     };
     for task in ["call", "poll"] {
         let step = |steps: u64, what: &str| -> Fallible<u64> {
-            let mut victim = Victim::start::<S>("client", &name, task)?;
-            victim.wait_until_ready()?;
+            let mut victim = start::<S>("client", &name, task)?;
+            victim.expect("ready")?;
             let executed = steady.while_paused(|| {
                 victim.go()?;
                 trace::step(victim.child.id(), steps).map_err(|e| format!("{what}: ptrace: {e}").into())
@@ -277,9 +238,9 @@ fn kill_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
         let early = i % 4 == 0;
         let delay = Duration::from_micros(random.below(if early { 6000 } else { 3000 }));
         let what = format!("random kill {i}, after {delay:?}{}", if early { " of its life" } else { "" });
-        let mut victim = Victim::start::<S>("client", &name, "run")?;
+        let mut victim = start::<S>("client", &name, "run")?;
         if !early {
-            victim.wait_until_ready()?;
+            victim.expect("ready")?;
         }
         victim.go()?;
         std::thread::sleep(delay);
@@ -301,11 +262,11 @@ fn kill_only_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
     let mut kills = 0;
     let step = |steps: u64, what: &str| -> Fallible<u64> {
         until(&format!("{what}: no client"), || server.progress.clients.load(Relaxed) == 0)?;
-        let mut victim = Victim::start::<S>("client", &name, "call")?;
-        victim.wait_until_ready()?;
+        let mut victim = start::<S>("client", &name, "call")?;
+        victim.expect("ready")?;
         victim.go()?;
         let executed = trace::step(victim.child.id(), steps).map_err(|e| format!("{what}: ptrace: {e}"))?;
-        victim.kill(what)?;
+        victim.kill().map_err(|e| format!("{what}: {e}"))?;
         kills += 1;
         let mut fresh = S::connect(&name)?;
         // More calls than the ring has slots: it goes once around, past the position that the victim may have reserved.
@@ -338,35 +299,35 @@ fn kill_clients_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u6
     let wait_for_clients = |count: usize, what: &str| {
         until(&format!("{what}: {count} clients"), || server.progress.clients.load(Relaxed) == count)
     };
-    let mut measured = Victim::start::<S>("client", &name, "call")?;
-    measured.wait_until_ready()?;
+    let mut measured = start::<S>("client", &name, "call")?;
+    measured.expect("ready")?;
     let total = steady.while_paused(|| {
         measured.go()?;
         Ok(trace::step(measured.child.id(), u64::MAX)?)
     })?;
-    measured.kill("measuring")?;
+    measured.kill()?;
     let stride = stride(total);
     let (mut at, mut kills) = (1 + random.below(stride), 1);
     while at <= total {
         wait_for_clients(1, "before")?;
         let what = format!("held at step {at}");
-        let mut slow = Victim::start::<S>("client", &name, "slow")?;
-        slow.wait_until_ready()?;
-        let mut dying = Victim::start::<S>("client", &name, "run")?;
-        dying.wait_until_ready()?;
+        let mut slow = start::<S>("client", &name, "slow")?;
+        slow.expect("ready")?;
+        let mut dying = start::<S>("client", &name, "run")?;
+        dying.expect("ready")?;
         steady.while_paused(|| {
             slow.go()?;
             trace::step(slow.child.id(), at)?;
             wait_for_clients(3, &what)?;
-            dying.kill(&what)?;
+            dying.kill().map_err(|e| format!("{what}: {e}"))?;
             // Requests after the position that the slow client may have reserved wait until it continues; but the server runs.
             let served = server.progress.turns.load(Relaxed);
             until(&what, || server.progress.turns.load(Relaxed) > served + 3)
         })?;
         trace::detach(slow.child.id())?;
-        slow.wait_until_ready().map_err(|e| format!("{what}: the slow client: {e}"))?;
+        slow.expect("ready").map_err(|e| format!("{what}: the slow client: {e}"))?;
         steady.check(&what)?;
-        slow.kill(&what)?;
+        slow.kill().map_err(|e| format!("{what}: {e}"))?;
         (at, kills) = (at + stride, kills + 2);
     }
     println!("{}, held in a call: {kills} kills over its {total} instructions", S::NAME);
@@ -460,12 +421,6 @@ fn poll_some<S: Service>(
     })
 }
 
-fn report_ready_and_wait_for_go() -> Fallible {
-    println!("ready");
-    std::io::stdin().lock().read_line(&mut String::new())?;
-    Ok(())
-}
-
 /// A client that will be killed.
 fn client<S: Service>(name: &str, task: &str) -> Fallible {
     let salt = u64::from(std::process::id());
@@ -473,7 +428,7 @@ fn client<S: Service>(name: &str, task: &str) -> Fallible {
     for i in 0..20 {
         assert_eq!(S::exchange(&mut client, &request(i, salt))?, expected_response(&request(i, salt)));
     }
-    report_ready_and_wait_for_go()?;
+    report_ready()?;
     let request_words = request(100, salt);
     let poll_response = |client: &mut S::Client| {
         S::poll(client, &mut |token, response| {
@@ -532,8 +487,8 @@ fn client<S: Service>(name: &str, task: &str) -> Fallible {
 
 fn kill_servers<S: Service>(random: &mut Random) -> Fallible<u64> {
     let name = fresh_name();
-    let mut first = Victim::start::<S>("server", &name, "run")?;
-    first.wait_until_ready()?;
+    let mut first = start::<S>("server", &name, "run")?;
+    first.expect("ready")?;
     let steady: Vec<Survivor> = (0..2)
         .map(|salt| {
             let client = S::connect(&name)?;
@@ -542,14 +497,14 @@ fn kill_servers<S: Service>(random: &mut Random) -> Fallible<u64> {
         .collect::<Fallible<_>>()?;
     first.go()?;
     let (mut kills, mut slowest) = (0, Duration::ZERO);
-    let mut kill_and_check = |victim: Victim, what: &str| -> Fallible {
+    let mut kill_and_check = |mut victim: Actor, what: &str| -> Fallible {
         // The watcher thread of a server admits clients, whatever its main thread does.
         for survivor in &steady {
             until(&format!("{what}: clients reconnect"), || {
                 survivor.progress.reconnects.load(Relaxed) >= kills
             })?;
         }
-        victim.kill(what)?;
+        victim.kill().map_err(|e| format!("{what}: {e}"))?;
         let killed = Instant::now();
         kills += 1;
         for survivor in &steady {
@@ -561,9 +516,9 @@ fn kill_servers<S: Service>(random: &mut Random) -> Fallible<u64> {
         Ok(())
     };
     kill_and_check(first, "the first server")?;
-    let replace = |task: &str, what: &str| -> Fallible<Victim> {
-        let mut victim = Victim::start::<S>("server", &name, task)?;
-        victim.wait_until_ready().map_err(|e| format!("{what}: a new server: {e}"))?;
+    let replace = |task: &str, what: &str| -> Fallible<Actor> {
+        let mut victim = start::<S>("server", &name, task)?;
+        victim.expect("ready").map_err(|e| format!("{what}: a new server: {e}"))?;
         victim.go()?;
         Ok(victim)
     };
@@ -589,14 +544,14 @@ fn kill_servers<S: Service>(random: &mut Random) -> Fallible<u64> {
         kill_and_check(victim, &what)?;
     }
     // The last server stays alive, and all clients continue.
-    let last = replace("run", "the last server")?;
+    let mut last = replace("run", "the last server")?;
     for survivor in &steady {
         survivor.check("the last server")?;
     }
     for survivor in steady {
         survivor.stop()?;
     }
-    last.kill("the last server")?;
+    last.kill()?;
     println!("{}: slowest from SIGKILL to the clients: {slowest:?}", S::NAME);
     Ok(kills + 1)
 }
@@ -604,7 +559,7 @@ fn kill_servers<S: Service>(random: &mut Random) -> Fallible<u64> {
 /// A server that will be killed.
 fn server<S: Service>(name: &str, task: &str) -> Fallible {
     let mut server = S::create(name, 4, DEPTH)?;
-    report_ready_and_wait_for_go()?;
+    report_ready()?;
     let next = |server: &mut S::Server| {
         let start = Instant::now();
         while S::server_poll(server) == 0 {

@@ -49,29 +49,29 @@ enum Part {
 }
 use Part::{Test, Whole};
 
-/// The package and the name of a test program.
-type Source = (&'static str, &'static str, Part);
+/// The package and the name of a test program, and how the names of its tests begin.
+type Source = (&'static str, &'static str, &'static str, Part);
 
 const KILLS: &[Source] = &[
-    ("crosstie", "node_processes", Test),
-    ("crosstie", "stopped_peers", Test),
-    ("crosstie", "endpoint_failure", Test),
-    ("crosstie", "copyrpc_failure", Test),
-    ("crosstie", "endpoint_restarts", Test),
-    ("crosstie-kv", "processes", Test),
-    ("crosstie-kv", "nodes", Test),
-    ("crosstie-kv", "stopped_node", Test),
-    ("crosstie-cli", "kv_serve", Test),
-    ("crosstie", "kill", Whole),
-    ("crosstie", "node_kill", Whole),
-    ("crosstie", "group_processes", Whole),
+    ("crosstie", "local_rpc", "processes::", Test),
+    ("crosstie", "stopped_peers", "", Test),
+    ("crosstie", "endpoint", "failure::", Test),
+    ("crosstie", "endpoint", "restarts::", Test),
+    ("crosstie", "copyrpc", "failure::", Test),
+    ("crosstie-kv", "store", "processes::", Test),
+    ("crosstie-kv", "store", "nodes::", Test),
+    ("crosstie-kv", "store", "stopped_node::", Test),
+    ("crosstie-cli", "program", "kv_serve::", Test),
+    ("crosstie", "kill", "", Whole),
+    ("crosstie", "node_kill", "", Whole),
+    ("crosstie", "group_processes", "", Whole),
 ];
 const FAULTS: &[Source] = &[
-    ("crosstie", "fault", Test),
-    ("crosstie", "rails", Test),
-    ("crosstie", "endpoint", Test),
-    ("crosstie", "conformance", Test),
-    ("crosstie-nccl", "plugin", Test),
+    ("crosstie", "device", "fault::", Test),
+    ("crosstie", "rails", "", Test),
+    ("crosstie", "endpoint", "", Test),
+    ("crosstie", "conformance", "", Test),
+    ("crosstie-nccl", "plugin", "", Test),
 ];
 /// Seconds of each stress test and each fuzz target.
 const STRESS_SECONDS: u64 = 5;
@@ -110,10 +110,13 @@ impl Jobs {
         let fuzz = programs.unit_tests(|test| test.contains("fuzz_"))?;
         let of = |sources: &[Source]| -> Result<Vec<(Program, String)>, Error> {
             let mut found = Vec::new();
-            for &(package, name, part) in sources {
+            for &(package, name, prefix, part) in sources {
                 let program = programs.find(package, name)?;
                 match part {
-                    Test => found.extend(program.tests()?.into_iter().map(|test| (program.clone(), test))),
+                    Test => {
+                        let tests = program.tests()?.into_iter().filter(|test| test.starts_with(prefix));
+                        found.extend(tests.map(|test| (program.clone(), test)));
+                    }
                     Whole if is_short => {}
                     Whole => found.push((program.clone(), String::new())),
                 }

@@ -14,7 +14,7 @@ use crate::workspace;
 /// How long the build may take.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Test programs without libtest that take a part of a test's name.
-const HAS_OWN_MAIN: &[&str] = &["conformance", "copyrpc", "endpoint_peers", "plugin", "stopped_peers"];
+const HAS_OWN_MAIN: &[&str] = &["conformance", "copyrpc_peers", "endpoint_peers", "plugin", "stopped_peers"];
 
 /// A test program that cargo has built.
 #[derive(Clone, Debug)]

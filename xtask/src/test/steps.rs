@@ -28,20 +28,35 @@ const MPIRUN: &[(&str, &str)] = &[
     ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
 ];
 
+/// A cargo command that runs tests.
+const fn tests(arguments: &'static [&'static str]) -> Work {
+    Cargo { arguments, variables: &[], target: None, tests: true }
+}
+
+/// A cargo command that counts as one test.
+const fn check(arguments: &'static [&'static str]) -> Work {
+    Cargo { arguments, variables: &[], target: None, tests: false }
+}
+
+const FORMAT: Step = Step {
+    name: "format",
+    shows: "the sources are formatted by rustfmt",
+    packages: &[],
+    timeout: 60,
+    work: &[check(&["fmt", "--all", "--check"])],
+};
+
+const LINT: Step = Step {
+    name: "lint",
+    shows: "clippy finds nothing in the default build",
+    packages: &[],
+    timeout: 1200,
+    work: &[check(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])],
+};
+
 /// All steps, in the order in which they run: the short ones first.
 pub(super) const STEPS: &[Step] = &[
-    Step {
-        name: "format",
-        shows: "the sources are formatted by rustfmt",
-        packages: &[],
-        timeout: 60,
-        work: &[Cargo {
-            arguments: &["fmt", "--all", "--check"],
-            variables: &[],
-            target: None,
-            tests: false,
-        }],
-    },
+    FORMAT,
     Step {
         name: "dependencies",
         shows: "deny.toml allows all licences and sources; the default build needs Rust alone",
@@ -49,29 +64,13 @@ pub(super) const STEPS: &[Step] = &[
         timeout: 300,
         work: &[Dependencies],
     },
-    Step {
-        name: "lint",
-        shows: "clippy finds nothing in the default build",
-        packages: &[],
-        timeout: 1200,
-        work: &[Cargo {
-            arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
-            variables: &[],
-            target: None,
-            tests: false,
-        }],
-    },
+    LINT,
     Step {
         name: "test",
         shows: "unit, integration and documentation tests pass in the default build",
         packages: &["valgrind"],
         timeout: 3600,
-        work: &[Cargo {
-            arguments: &["test", "--workspace", "--no-fail-fast"],
-            variables: &[],
-            target: None,
-            tests: true,
-        }],
+        work: &[tests(&["test", "--workspace", "--no-fail-fast"])],
     },
     Step {
         name: "containers",
@@ -109,18 +108,8 @@ pub(super) const STEPS: &[Step] = &[
         packages: &["valgrind"],
         timeout: 1200,
         work: &[
-            Cargo {
-                arguments: &["test", "--release", "-p", "crosstie", "--test", "budget", "instruction"],
-                variables: &[],
-                target: None,
-                tests: true,
-            },
-            Cargo {
-                arguments: &["test", "--release", "-p", "crosstie-kv", "--lib", "instruction"],
-                variables: &[],
-                target: None,
-                tests: true,
-            },
+            tests(&["test", "--release", "-p", "crosstie", "--test", "budget", "instruction"]),
+            tests(&["test", "--release", "-p", "crosstie-kv", "--lib", "instruction"]),
         ],
     },
     Step {
@@ -154,21 +143,16 @@ pub(super) const STEPS: &[Step] = &[
         shows: "clippy finds nothing with all features",
         packages: OPTIONAL,
         timeout: 1200,
-        work: &[Cargo {
-            arguments: &[
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--features",
-                FEATURES,
-                "--",
-                "-D",
-                "warnings",
-            ],
-            variables: &[],
-            target: None,
-            tests: false,
-        }],
+        work: &[check(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--features",
+            FEATURES,
+            "--",
+            "-D",
+            "warnings",
+        ])],
     },
     Step {
         name: "loom",
@@ -210,13 +194,8 @@ pub(super) const STEPS: &[Step] = &[
         packages: OPTIONAL,
         timeout: 1800,
         work: &[
-            Cargo {
-                // What needs no device. Without --workspace, with which the unit tests of the other packages were built too.
-                arguments: &["test", "-p", "crosstie", "--features", "verbs,mpi", "--lib", "--", "verbs::"],
-                variables: &[],
-                target: None,
-                tests: true,
-            },
+            // What needs no device. Without --workspace, with which the unit tests of the other packages were built too.
+            tests(&["test", "-p", "crosstie", "--features", "verbs,mpi", "--lib", "--", "verbs::"]),
             Guest {
                 test: "conformance",
                 examples: &[],
@@ -230,13 +209,13 @@ pub(super) const STEPS: &[Step] = &[
                 arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "hosts"],
             },
             Guest {
-                test: "copyrpc",
+                test: "copyrpc_peers",
                 examples: &[],
                 hosts: 1,
                 arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
             },
             Guest {
-                test: "copyrpc",
+                test: "copyrpc_peers",
                 examples: &[],
                 hosts: 2,
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
@@ -254,22 +233,16 @@ pub(super) const STEPS: &[Step] = &[
                 arguments: &["--device", "verbs:r0", "--mode", "hosts"],
             },
             Guest {
-                test: "endpoint_examples",
-                examples: &["endpoint_fetch", "endpoint_file_copy", "endpoint_kv_cache"],
+                test: "hosts",
+                examples: &["endpoint_fetch", "endpoint_file_copy", "endpoint_kv_cache", "rails_two_hosts"],
                 hosts: 2,
-                arguments: &["--test-threads=1", "--nocapture"],
+                arguments: &["--test-threads=1", "--nocapture", "endpoint_examples::", "rails::"],
             },
             Guest {
-                test: "group_device",
+                test: "hosts",
                 examples: &[],
                 hosts: 1,
-                arguments: &["--nocapture", "--test-threads", "1"],
-            },
-            Guest {
-                test: "rails_hosts",
-                examples: &["rails_two_hosts"],
-                hosts: 2,
-                arguments: &["--test-threads=1", "--nocapture"],
+                arguments: &["--test-threads=1", "--nocapture", "group::"],
             },
             Guest {
                 test: "plugin",

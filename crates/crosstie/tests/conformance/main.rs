@@ -9,10 +9,11 @@ mod cases;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod participant;
-use crosstie_testkit::seccomp;
 
 use std::process::ExitCode;
 use std::time::Duration;
+
+use crosstie_testkit::seccomp;
 
 use cases::UNSUPPORTED;
 use harness::{Restriction, Run, Suite};

@@ -1,30 +1,22 @@
-//! copyrpc on a device: every call ends exactly once, with the right bytes, for all sizes and orders. [`harness`] explains the
-//! command line. The seed is printed; `CROSSTIE_SEED` sets it.
+//! copyrpc through its public interface. Its cases between two participants are in the program `copyrpc_peers`.
 
-mod bulk;
-mod cases;
-mod failed_calls;
-#[path = "../harness/mod.rs"]
-mod harness;
-mod load;
-use crosstie_testkit::rng;
-mod test_peer;
+mod failure;
+mod many_endpoints;
+mod polls;
+mod service;
 
-use std::process::ExitCode;
-use std::time::Duration;
+use crosstie::copyrpc::{Context, Endpoint, EndpointConfig};
+use crosstie::device::ConnectConfig;
 
-use harness::{Run, Suite};
-
-fn main() -> ExitCode {
-    let suite = Suite {
-        name: "copyrpc",
-        cases: cases::CASES.to_vec(),
-        timeout: Duration::from_secs(120),
-        port: 7078,
-        seed: Some(rng::choose_seed()),
-        skip_reason: |_, _| None,
-        only_extra_runs: false,
-        extra_runs: |setup| vec![Run::wrapped(setup)],
-    };
-    suite.main()
+/// Connects a new endpoint of each context with the other one. The death of a peer is detected within milliseconds.
+fn connect_endpoints<A, B>(
+    left: &Context<A>,
+    right: &Context<B>,
+    config: &EndpointConfig,
+) -> (Endpoint<A>, Endpoint<B>) {
+    let (here, there) = (left.create_endpoint(config).unwrap(), right.create_endpoint(config).unwrap());
+    let hasty = ConnectConfig { timeout: 8, retry_count: 1, ..ConnectConfig::default() };
+    here.connect(&there.address(), &hasty).unwrap();
+    there.connect(&here.address(), &hasty).unwrap();
+    (here, there)
 }

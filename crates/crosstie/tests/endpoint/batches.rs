@@ -2,9 +2,9 @@
 
 use crosstie::device::Status;
 use crosstie::endpoint::{Batch, BatchError, Cause, EndpointConfig, NotStarted, Progress, Strided};
+use crosstie_testkit::rng::{Random, seed};
 
-use crate::pair::{HANG, Pair, config, configs, filled, pattern};
-use crate::rng::{Random, seed};
+use super::pair::{HANG, Pair, config, configs, filled, pattern};
 
 /// Random blocks over several buffers and regions, written and read back, compared with a model.
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crosstie::device::Access;
 use crosstie::endpoint::{Buffer, Cause, EndpointConfig, NotStarted, Progress};
 
-use crate::pair::{HANG, Pair, config, configs, filled, pattern};
+use super::pair::{HANG, Pair, config, configs, filled, pattern};
 
 #[test]
 fn cancel_all_ends_what_is_outstanding_and_flips_nothing() {

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crosstie::endpoint::{Buffer, BufferReturn, Cause, Completed, EndpointConfig, OperationFuture, Progress};
+use crosstie_testkit::rng::{Random, seed};
 
-use crate::pair::{HANG, Pair, config, configs, filled, pattern};
-use crate::rng::{Random, seed};
+use super::pair::{HANG, Pair, config, configs, filled, pattern};
 
 /// How a `recv` ends before its message came.
 fn end_early(how: usize, recv: OperationFuture<Buffer>) -> Option<BufferReturn<Buffer>> {

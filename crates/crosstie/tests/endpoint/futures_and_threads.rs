@@ -6,9 +6,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crosstie::endpoint::{Completed, Endpoint, Failed, OperationFuture, Progress, join_all};
+use crosstie_testkit::rng::{Random, seed};
 
-use crate::pair::{HANG, Pair, config, configs, filled, pattern};
-use crate::rng::{Random, seed};
+use super::pair::{HANG, Pair, config, configs, filled, pattern};
 
 async fn ping_pong(pair: &Pair) -> Result<(), Failed<crosstie::endpoint::Buffer>> {
     for round in 0..20u8 {

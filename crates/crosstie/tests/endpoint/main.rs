@@ -1,10 +1,11 @@
-//! Endpoints between the threads of one process: every operation, in both progress modes and with one and several queue pairs.
-
-use crosstie_testkit::rng;
+//! Endpoints: every operation, in both progress modes and with one and several queue pairs; failures; peers that are processes.
 
 mod batches;
 mod cancel;
 mod ended_recvs;
+mod failure;
 mod futures_and_threads;
+mod idle;
 mod operations;
 mod pair;
+mod restarts;

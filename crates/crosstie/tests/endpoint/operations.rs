@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crosstie::endpoint::{Batch, Cause, EndpointConfig, NotStarted, PathPolicy, Progress};
+use crosstie_testkit::rng::{Random, seed};
 
-use crate::pair::{HANG, Pair, config, configs, filled, pattern};
-use crate::rng::{Random, seed};
+use super::pair::{HANG, Pair, config, configs, filled, pattern};
 
 const SIZES: [usize; 7] = [1, 64, 4095, 4096, 10_000, 65_536, 1 << 20];
 
@@ -336,7 +336,7 @@ fn path_is_reported_and_another_one_is_refused() {
     assert_eq!(path.local, pair.here.device().address());
     assert_eq!(path.peer, pair.there.device().address());
     let strict = EndpointConfig { path: PathPolicy::Verbs, ..config(1, Progress::Caller) };
-    let strict = crate::pair::endpoint(pair.here.device(), &strict);
+    let strict = super::pair::endpoint(pair.here.device(), &strict);
     let error = strict.connect(&pair.there.address()).unwrap_err();
     assert!(error.to_string().contains("software"), "{error}");
     assert!(strict.path().is_none());

@@ -5,11 +5,12 @@ mod cases;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod quiescence;
-use crosstie_testkit::rng;
 mod test_peer;
 
 use std::process::ExitCode;
 use std::time::Duration;
+
+use crosstie_testkit::rng;
 
 use harness::{Run, Suite};
 

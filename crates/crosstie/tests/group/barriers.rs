@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use crosstie::group::{GroupConfig, GroupError, MemberId, MemberSet, PacketKind, TreeOptions};
 
-use crate::{run, total};
+use super::{run, total};
 
 /// No member leaves round `n` before all have entered it, and a round costs exactly 2(N-1) packets.
 #[test]

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use crosstie::group::{GroupConfig, GroupError, MemberId, PacketKind};
 
-use crate::{run, total};
+use super::{run, total};
 
 /// Takes turns at a counter without any atomic operation that would hide a second holder.
 #[test]

@@ -1,6 +1,7 @@
 //! Groups on the software device, every second member through the fault device, with members as threads. Members as processes, killed and stopped: `group_processes.rs`.
 
 mod barriers;
+mod idle;
 mod locks;
 mod membership;
 mod messages;

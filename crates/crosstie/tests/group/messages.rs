@@ -5,7 +5,7 @@ use crosstie::group::{
     Transport,
 };
 
-use crate::{run, total};
+use super::{run, total};
 
 /// The bytes of message `number` of a sender: its length depends on the number, its contents on both.
 fn message(sender: usize, number: usize, max: usize) -> Vec<u8> {

@@ -5,7 +5,7 @@ use crosstie::device::Device;
 use crosstie::endpoint::{Cause, NotStarted};
 use crosstie::group::{Dropped, Group, GroupConfig, GroupError, MemberId, MemberRegion, Put};
 
-use crate::run;
+use super::run;
 
 /// Sends a description to everybody, and returns those of the others.
 fn exchange(group: &Group, region: &MemberRegion) -> Vec<Vec<u8>> {

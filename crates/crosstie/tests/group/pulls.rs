@@ -6,7 +6,7 @@ use crosstie::device::fault::Plan;
 use crosstie::endpoint::{NotStarted, PoolBuffer};
 use crosstie::group::{Group, GroupConfig, MemberId, MemberMemory, TaggedOptions};
 
-use crate::run;
+use super::run;
 
 const LONG: usize = 1000;
 

@@ -4,7 +4,7 @@ use crosstie::group::{
     Group, GroupConfig, GroupError, MemberId, MessageInfo, Tagged, TaggedOptions, Transport,
 };
 
-use crate::run;
+use super::run;
 
 const SEED: u64 = 20_261_116;
 const EAGER_MAX: u32 = 256;

@@ -410,7 +410,7 @@ fn one_rail_alone_is_built_again() {
 
 #[test]
 fn faults_drawn_from_a_seed_lose_nothing() {
-    let seed = super::rng::seed();
+    let seed = crosstie_testkit::rng::seed();
     let mut whole = 0;
     for round in 0..6u64 {
         let opened = std::cell::Cell::new(0);
@@ -424,7 +424,7 @@ fn faults_drawn_from_a_seed_lose_nothing() {
         };
         let mut pair = Pair::over(open, config());
         let (from, to) = (pair.here.allocate(1 << 20).unwrap(), pair.there.allocate(1 << 20).unwrap());
-        let mut random = super::rng::Random(seed ^ round);
+        let mut random = crosstie_testkit::rng::Random(seed ^ round);
         let outcome =
             (0..150).try_for_each(|n| pair.try_transfer(&from, &to, random.below(1 << 18) as usize, n));
         match outcome {

@@ -9,7 +9,6 @@ mod registrations;
 mod transfers;
 
 use crosstie_testkit::allocations::Counting;
-use crosstie_testkit::rng;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

@@ -1,20 +1,16 @@
 //! Peers in other processes: killed, stopped, or something else than a peer.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crosstie::rails::*;
+use crosstie_testkit::child::{self, Child};
+use crosstie_testkit::rng;
+use crosstie_testkit::seccomp::exit_at_once;
 
 use super::pair::*;
 
-const ROLE: &str = "CROSSTIE_RAILS_PEER";
-/// Values of it: receive until the connection ends; close the connection and exit after the first message.
-const RECEIVES: &str = "receives";
-const CLOSES: &str = "closes";
-/// The handle to which a child process sends.
-const SENDER: &str = "CROSSTIE_RAILS_SENDER";
 const LEN: usize = 600_000;
 
 fn rails() -> Rails {
@@ -24,11 +20,10 @@ fn rails() -> Rails {
 /// In a child process: receives messages into memory of the program until it is killed. In an ordinary run it does nothing.
 #[test]
 fn peer_process() {
-    let Some(role) = std::env::var_os(ROLE) else { return };
+    let Some(task) = child::task() else { return };
     let rails = rails();
     let mut listener = rails.listen().unwrap();
-    println!("\nhandle {}", to_hex(&listener.handle()));
-    std::io::stdout().flush().unwrap();
+    child::write(&listener.handle().to_bytes());
     let mut receiver = loop {
         if let Some(receiver) = listener.accept().unwrap() {
             break receiver;
@@ -47,7 +42,7 @@ fn peer_process() {
             }
         }
         match receiver.test(outstanding[0]) {
-            Ok(Some(_)) if role == CLOSES => {
+            Ok(Some(_)) if task == CLOSES => {
                 drop(receiver);
                 exit_at_once();
             }
@@ -58,53 +53,30 @@ fn peer_process() {
     }
 }
 
-/// Ends the process without giving its other threads any time.
-fn exit_at_once() -> ! {
-    // SAFETY: it ends the process; nothing of it is used any more.
-    unsafe { libc::_exit(0) }
-}
-
-fn to_hex(handle: &Handle) -> String {
-    handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(hex: &str) -> Handle {
-    let bytes: Vec<u8> =
-        (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
-    Handle::from_bytes(&bytes.try_into().unwrap()).unwrap()
-}
-
 /// In a child process: sends one message, closes the connection and exits at once. In an ordinary run it does nothing.
 #[test]
 fn closing_sender_process() {
-    let Ok(handle) = std::env::var(SENDER) else { return };
+    if !child::is_child() {
+        return;
+    }
+    let handle = Handle::from_bytes(&child::read().try_into().unwrap()).unwrap();
     let rails = rails();
     let memory = rails.allocate(LEN).unwrap();
-    let mut sender = connect_to(&rails, &from_hex(&handle));
-    let mut random = super::rng::Random(1);
+    let mut sender = connect_to(&rails, &handle);
+    let mut random = rng::Random(1);
     send_until(&mut sender, &memory, &mut random, |done| done >= 1).unwrap();
     drop(sender);
     exit_at_once();
 }
 
-fn start() -> (Child, Handle) {
-    start_as(RECEIVES)
-}
+/// Values of the task of a [`peer_process`]: receive until the connection ends; close it and exit after the first message.
+const RECEIVES: &str = "receives";
+const CLOSES: &str = "closes";
 
-fn start_as(role: &str) -> (Child, Handle) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["peers::peer_process", "--exact", "--nocapture"])
-        .env(ROLE, role)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let output = BufReader::new(child.stdout.take().unwrap());
-    let mut lines = output.lines().map(Result::unwrap);
-    let hex = lines.find_map(|line| Some(line.strip_prefix("handle ")?.to_owned())).expect("a handle");
-    // The test harness of the child writes to the same pipe when it ends.
-    std::thread::spawn(move || lines.for_each(drop));
-    (child, from_hex(&hex))
+fn start(task: &str) -> (Child, Handle) {
+    let mut child = Child::start(peer_process, task);
+    let handle = child.read();
+    (child, Handle::from_bytes(&handle.try_into().unwrap()).unwrap())
 }
 
 fn connect_to(rails: &Rails, handle: &Handle) -> SendConnection {
@@ -123,7 +95,7 @@ fn connect_to(rails: &Rails, handle: &Handle) -> SendConnection {
 fn send_until(
     sender: &mut SendConnection,
     memory: &Memory,
-    sizes: &mut super::rng::Random,
+    sizes: &mut rng::Random,
     mut stop: impl FnMut(u64) -> bool,
 ) -> Result<u64, RequestError> {
     let (mut done, started) = (0, Instant::now());
@@ -149,18 +121,17 @@ fn send_until(
 
 #[test]
 fn all_requests_end_with_a_cause_when_the_peer_is_killed_at_any_time() {
-    let mut random = super::rng::Random(super::rng::seed());
+    let mut random = rng::Random(rng::seed());
     let rails = rails();
     let memory = rails.allocate(LEN).unwrap();
     for _ in 0..8 {
-        let (mut child, handle) = start();
+        let (mut child, handle) = start(RECEIVES);
         let mut sender = connect_to(&rails, &handle);
         send_until(&mut sender, &memory, &mut random, |done| done >= 20).unwrap();
         let delay = Duration::from_micros(random.below(3000));
         let killer = std::thread::spawn(move || {
             std::thread::sleep(delay);
-            child.kill().unwrap();
-            child.wait().unwrap();
+            child.kill();
         });
         let error = send_until(&mut sender, &memory, &mut random, |_| false).unwrap_err();
         assert_eq!(error, RequestError::Ended(Cause::PeerGone));
@@ -173,19 +144,15 @@ fn all_requests_end_with_a_cause_when_the_peer_is_killed_at_any_time() {
 
 #[test]
 fn a_stopped_peer_holds_up_nobody_else_and_continues_later() {
-    let mut random = super::rng::Random(super::rng::seed());
+    let mut random = rng::Random(rng::seed());
     let rails = rails();
     let memory = rails.allocate(LEN).unwrap();
-    let (mut stopped, stopped_handle) = start();
-    let (mut running, running_handle) = start();
+    let (mut stopped, stopped_handle) = start(RECEIVES);
+    let (mut running, running_handle) = start(RECEIVES);
     let mut to_stopped = connect_to(&rails, &stopped_handle);
     let mut to_running = connect_to(&rails, &running_handle);
-    let signal = |child: &Child, signal| {
-        // SAFETY: a signal to a child process that is not waited for yet.
-        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
-    };
     send_until(&mut to_stopped, &memory, &mut random, |done| done >= 10).unwrap();
-    signal(&stopped, libc::SIGSTOP);
+    stopped.signal(libc::SIGSTOP);
     // The stopped peer posts no buffers: sends to it wait, and return.
     let mut waiting = 0;
     send_until(&mut to_stopped, &memory, &mut random, |_| {
@@ -194,12 +161,12 @@ fn a_stopped_peer_holds_up_nobody_else_and_continues_later() {
     })
     .unwrap();
     send_until(&mut to_running, &memory, &mut random, |done| done >= 100).unwrap();
-    signal(&stopped, libc::SIGCONT);
+    stopped.signal(libc::SIGCONT);
     send_until(&mut to_stopped, &memory, &mut random, |done| done >= 50).unwrap();
     drop((to_stopped, to_running));
     // Both peers learn that the connection is closed, and end.
     for child in [&mut stopped, &mut running] {
-        assert!(child.wait().unwrap().success());
+        assert!(child.wait().success());
     }
 }
 
@@ -221,7 +188,7 @@ fn a_peer_that_exits_right_after_closing_has_said_so() {
     let rails = rails();
     let memory = rails.allocate(LEN).unwrap();
     for _ in 0..4 {
-        let (mut child, handle) = start_as(CLOSES);
+        let (mut child, handle) = start(CLOSES);
         let mut sender = connect_to(&rails, &handle);
         let started = Instant::now();
         let send = loop {
@@ -234,16 +201,11 @@ fn a_peer_that_exits_right_after_closing_has_said_so() {
             check_hang(started);
         }
         assert_eq!(wait_for_end(|| sender.cause()), Cause::PeerClosed);
-        child.wait().unwrap();
+        child.wait();
 
         let mut listener = rails.listen().unwrap();
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["peers::closing_sender_process", "--exact", "--nocapture"])
-            .env(SENDER, to_hex(&listener.handle()))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = Child::start(closing_sender_process, "sends");
+        child.write(&listener.handle().to_bytes());
         let started = Instant::now();
         let mut receiver = loop {
             if let Some(receiver) = listener.accept().unwrap() {
@@ -255,7 +217,7 @@ fn a_peer_that_exits_right_after_closing_has_said_so() {
         let buffer = RecvBuffer { memory: &memory, range: 0..LEN, tag: 0 };
         receiver.irecv(&[buffer]).unwrap().unwrap();
         assert_eq!(wait_for_end(|| receiver.cause()), Cause::PeerClosed);
-        child.wait().unwrap();
+        child.wait();
     }
 }
 

@@ -5,10 +5,8 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::{Bootstrap, Error, Limits, Secret, tcp};
-
-use crate::rng::Random;
-use crate::stopping::{Actor, End, check, operation, report_ready, sweep};
-use crate::{Fallible, TIMEOUT};
+use crosstie_testkit::actor::{Actor, End, Fallible, TIMEOUT, check, operation, report_ready, sweep};
+use crosstie_testkit::rng::Random;
 
 pub(crate) const TESTS: &[(&str, crate::Test)] =
     &[("ranks_name_a_rank_that_is_stopped_anywhere_in_an_operation", stopped_ranks)];

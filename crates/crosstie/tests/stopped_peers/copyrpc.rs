@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use crosstie::copyrpc::{CallFailed, Config, Context, Endpoint, EndpointAddress, EndpointConfig};
 use crosstie::device::{ConnectConfig, Device, DeviceSpec};
+use crosstie_testkit::actor::{
+    Actor, End, Fallible, STOPS_PER_SWEEP, TIMEOUT, check, operation, sweep, wait_for,
+};
+use crosstie_testkit::rng::Random;
 use zerocopy::{FromBytes, IntoBytes};
-
-use crate::Fallible;
-use crate::rng::Random;
-use crate::stopping::{Actor, End, STOPS_PER_SWEEP, check, operation, sweep, wait_for};
 
 pub(crate) const TESTS: &[(&str, crate::Test)] = &[(
     "connections_of_a_context_go_on_while_a_copyrpc_peer_is_stopped_anywhere_in_an_operation",
@@ -197,7 +197,7 @@ pub(crate) fn run(task: &str, measure: bool) -> Fallible {
             called += 1;
         }
         "poll" => {
-            context.wait(crate::TIMEOUT);
+            context.wait(TIMEOUT);
             operation(measure, || poll(&mut answered));
         }
         _ => {

@@ -1,17 +1,14 @@
 //! A peer of the software device, stopped inside an operation on our memory.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use crosstie::device::*;
 use crosstie::region::{KeptMemory, OwnedRegion, kept_memory};
-use zerocopy::{FromBytes, IntoBytes};
-
-use crate::rng::Random;
-use crate::stopping::{Actor, End, check, is_stopped, wait_for};
-use crate::{Fallible, TIMEOUT};
+use crosstie_testkit::actor::{Actor, End, Fallible, TIMEOUT, check, is_stopped, wait_for};
+use crosstie_testkit::rng::Random;
 use crosstie_testkit::trace;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A WRITE of this size takes long enough to be stopped in the middle.
 const LARGE: usize = 256 << 20;
@@ -112,7 +109,7 @@ fn stop_inside_memory_in_place(sharing: i32) -> Fallible {
     }
     peer.stop_inside_write(&region)?;
     drop(qp);
-    let pid = peer.child.id();
+    let pid = peer.actor.child.id();
     // A region that is dropped waits for the peer, so a check that fails continues it.
     let check = |holds, what: &dyn std::fmt::Debug| {
         check(holds, what).inspect_err(|_| {
@@ -136,7 +133,7 @@ fn stop_inside_memory_in_place(sharing: i32) -> Fallible {
     // SAFETY: as above.
     let elsewhere = unsafe { unrelated.register(other.as_mut_ptr(), PAGE, Access::ALL)? };
     check(elsewhere.deregister(Duration::ZERO).is_ok(), &"a region of another domain waits")?;
-    peer.signal(libc::SIGCONT)?;
+    peer.actor.signal(libc::SIGCONT)?;
     second.region.deregister(TIMEOUT)?;
     // SAFETY: the memory is ours again.
     let memory = unsafe { std::slice::from_raw_parts_mut(base.cast::<u8>(), LARGE) };
@@ -160,7 +157,7 @@ fn owned_region(_: &mut Random) -> Fallible {
         let Err(refused) = region.into_memory(Duration::from_millis(20)) else {
             return Err("given back while a peer is inside".into());
         };
-        check(refused.process == Some(peer.child.id()), &refused)?;
+        check(refused.process == Some(peer.actor.child.id()), &refused)?;
         let Err(refused) = refused.region.into_memory(Duration::ZERO) else {
             return Err("given back while a peer is inside".into());
         };
@@ -273,7 +270,7 @@ fn reset_of_a_stopped_peer(_: &mut Random) -> Fallible {
     let mut qp = node.connect(&mut peer, &region)?;
     peer.stop_inside_write(&region)?;
     let refused = qp.reset();
-    let pid = peer.child.id();
+    let pid = peer.actor.child.id();
     check(matches!(refused, Err(DeviceError::PeerBusy { process: Some(p) }) if p == pid), &refused)?;
     check(qp.state() == QpState::Error, qp.state())?;
     peer.end(End::Continue)?;
@@ -371,7 +368,7 @@ fn stopped_producer(_: &mut Random) -> Fallible {
         }
         peer.connect(&mut qp, &region)?;
         peer.order("step")?;
-        let pid = peer.child.id();
+        let pid = peer.actor.child.id();
         let executed = trace::step(pid, step)?;
         let mut recv_cq = recv_cq;
         let second = node.pd.create_rc(&QpConfig::default(), &send_cq, &recv_cq, None);
@@ -421,7 +418,7 @@ fn stopped_beside_others(random: &mut Random) -> Fallible {
         }
         peer.connect(&mut qp, &region)?;
         peer.order("step")?;
-        let pid = peer.child.id();
+        let pid = peer.actor.child.id();
         let executed = trace::step(pid, step)?;
         let (mut from_peer, mut from_other) = (0, 0);
         let poll = |cq: &mut Cq, from_peer: &mut u32, from_other: &mut u32| {
@@ -504,7 +501,7 @@ fn stopped_datagram_sender(random: &mut Random) -> Fallible {
             ConnectInfo { qp: QpAddress { qp_num: qp.qp_num(), ..rc.address() }, memory: region.remote() };
         peer.introduce(&info, "datagram")?;
         peer.order("step")?;
-        let pid = peer.child.id();
+        let pid = peer.actor.child.id();
         let executed = trace::step(pid, step)?;
         let is_stopped_inside = executed == step;
         // What has arrived: which receive, its status, and the message.
@@ -638,21 +635,12 @@ struct ConnectInfo {
 
 /// A peer process.
 struct Peer {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    actor: Actor,
 }
 
 impl Peer {
     fn start() -> Fallible<Peer> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg("peer")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let input = child.stdin.take().ok_or("no stdin")?;
-        let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
-        Ok(Peer { child, input, output })
+        Ok(Peer { actor: Actor::start(&["peer"])? })
     }
 
     /// Connects `qp` to a new queue pair of the peer, which will write to `region`.
@@ -665,31 +653,23 @@ impl Peer {
 
     /// Tells the peer what it will send to: a connected queue pair, or a datagram queue pair. Returns the address of its queue pair.
     fn introduce(&mut self, info: &ConnectInfo, kind: &str) -> Fallible<QpAddress> {
-        self.input.write_all(info.as_bytes())?;
+        self.actor.input.write_all(info.as_bytes())?;
         let mut theirs = [0; size_of::<QpAddress>()];
-        self.output.read_exact(&mut theirs)?;
+        self.actor.output.read_exact(&mut theirs)?;
         self.order(kind)?;
         Ok(QpAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?)
     }
 
     fn order(&mut self, order: &str) -> Fallible {
-        writeln!(self.input, "{order}")?;
+        writeln!(self.actor.input, "{order}")?;
         Ok(())
     }
 
     /// Waits for the status of the last order.
     fn expect(&mut self, status: &str) -> Fallible {
         let mut line = String::new();
-        self.output.read_line(&mut line)?;
+        self.actor.output.read_line(&mut line)?;
         check(line.trim() == status, format!("the peer's request ended with {line:?}, not {status}"))
-    }
-
-    fn signal(&self, signal: i32) -> Fallible {
-        // SAFETY: a system call without memory arguments; the child is ours and not reaped.
-        match unsafe { libc::kill(self.child.id() as libc::pid_t, signal) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error().into()),
-        }
     }
 
     /// Stops the peer in the middle of a large WRITE to `region`.
@@ -705,13 +685,13 @@ impl Peer {
                 region.read(at, &mut byte).map(|()| byte[0])
             };
             wait_for("the WRITE to begin", || byte(0) == Ok(FROM_PEER))?;
-            self.signal(libc::SIGSTOP)?;
-            wait_for("the peer to stop", || is_stopped(self.child.id()))?;
+            self.actor.signal(libc::SIGSTOP)?;
+            wait_for("the peer to stop", || is_stopped(self.actor.child.id()))?;
             if byte(LARGE - 1) == Ok(0) {
                 return Ok(());
             }
             // Too late: it was over.
-            self.signal(libc::SIGCONT)?;
+            self.actor.signal(libc::SIGCONT)?;
             self.wait_for_write()?;
         }
         Err("the peer was never stopped inside a WRITE".into())
@@ -719,30 +699,22 @@ impl Peer {
 
     /// Waits until a large WRITE that was stopped is over. Its queue pair may have been dropped meanwhile.
     fn wait_for_write(&mut self) -> Fallible {
-        self.output.read_line(&mut String::new())?;
+        self.actor.output.read_line(&mut String::new())?;
         Ok(())
     }
 
     fn end(&mut self, end: End) -> Fallible {
         match end {
             End::Continue => {
-                self.signal(libc::SIGCONT)?;
+                self.actor.signal(libc::SIGCONT)?;
                 self.wait_for_write()
             }
             End::Kill => {
-                self.child.kill()?;
-                self.child.wait()?;
+                self.actor.child.kill()?;
+                self.actor.child.wait()?;
                 Ok(())
             }
         }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // It may have ended already.
-        self.child.kill().ok();
-        self.child.wait().ok();
     }
 }
 

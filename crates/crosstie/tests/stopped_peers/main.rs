@@ -12,22 +12,19 @@ mod device;
 mod node;
 #[path = "../node_service/mod.rs"]
 mod node_service;
-use crosstie_testkit::rng;
-use crosstie_testkit::seccomp;
-mod stopping;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rng::Random;
+use crosstie_testkit::actor::{self, Fallible};
+use crosstie_testkit::rng;
+use crosstie_testkit::seccomp;
 
-pub(crate) type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
+use rng::Random;
 
 pub(crate) type Test = fn(&mut Random) -> Fallible;
 
-/// Limit on anything that should happen, and no measure of how fast it is.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Limit on one test: one that hangs fails.
 const HANG_LIMIT: Duration = Duration::from_secs(600);
 
@@ -43,7 +40,7 @@ impl Watchdog {
                 std::thread::sleep(Duration::from_secs(1));
                 let (name, begun) = *watched.lock().unwrap_or_else(PoisonError::into_inner);
                 if begun.elapsed() > HANG_LIMIT {
-                    println!("test {name} ... FAILED: hangs. {}", stopping::describe_processes());
+                    println!("test {name} ... FAILED: hangs. {}", actor::describe_processes());
                     std::process::exit(1);
                 }
             }

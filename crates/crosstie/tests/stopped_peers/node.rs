@@ -3,12 +3,13 @@
 //! While a client is stopped, another client makes [`CALLS`] calls, which is many times the ring, and a new client connects. While a
 //! server is stopped, waits of its clients end at their timeouts, a client can disconnect, and another server is not affected.
 
+use crosstie_testkit::actor::{
+    Actor, End, Fallible, STOPS_PER_SWEEP, TIMEOUT, check, operation, report_ready, sweep, wait_for,
+};
+use crosstie_testkit::rng::Random;
 use std::time::Duration;
 
 use crate::node_service::{self, Service, expected_response, request};
-use crate::rng::Random;
-use crate::stopping::{Actor, End, STOPS_PER_SWEEP, check, operation, report_ready, sweep, wait_for};
-use crate::{Fallible, TIMEOUT};
 
 pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("clients_go_on_while_another_client_is_stopped_anywhere_in_an_operation", stopped_clients),
