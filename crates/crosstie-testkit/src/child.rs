@@ -50,12 +50,12 @@ pub fn run_alone(test: impl Fn()) -> bool {
         return false;
     }
     let ended = command(test, ALONE).output().unwrap();
-    for line in
-        String::from_utf8_lossy(&ended.stdout).lines().chain(String::from_utf8_lossy(&ended.stderr).lines())
-    {
+    let [text, errors] = [&ended.stdout, &ended.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    for line in text.lines().chain(errors.lines()) {
         println!("| {line}");
     }
     assert!(ended.status.success(), "the process of this test failed: {}", ended.status);
+    assert!(text.contains("1 passed"), "the process ran no test");
     true
 }
 
