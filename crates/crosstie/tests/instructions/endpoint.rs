@@ -64,7 +64,7 @@ impl Pair {
     fn write(&self, mut buffer: Buffer, rounds: u32) -> Buffer {
         for _ in 0..rounds {
             let write = self.here.write(buffer, .., &self.target.remote(), 0);
-            buffer = self.finish(write.map_err(|refused| refused.cause).unwrap());
+            buffer = self.finish(write.unwrap());
         }
         buffer
     }
@@ -72,17 +72,17 @@ impl Pair {
     fn immediate(&self, mut buffer: Buffer, rounds: u32) -> Buffer {
         for round in 0..rounds {
             let write = self.here.write_imm(buffer, .., &self.target.remote(), 0, round);
-            let event = self.there.imm_recv().map_err(|refused| refused.cause).unwrap();
+            let event = self.there.imm_recv().unwrap();
             self.finish(event);
-            buffer = self.finish(write.map_err(|refused| refused.cause).unwrap());
+            buffer = self.finish(write.unwrap());
         }
         buffer
     }
 
     fn message(&self, mut from: Buffer, mut to: Buffer, rounds: u32) -> (Buffer, Buffer) {
         for _ in 0..rounds {
-            let recv = self.there.recv(to, ..).map_err(|refused| refused.cause).unwrap();
-            let send = self.here.send(from, ..).map_err(|refused| refused.cause).unwrap();
+            let recv = self.there.recv(to, ..).unwrap();
+            let send = self.here.send(from, ..).unwrap();
             to = self.finish(recv);
             from = self.finish(send);
         }
