@@ -45,8 +45,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             .import(&RemoteRegion::decode(&descriptor)?, Rights { read: true, ..Rights::default() })?;
         let begin = Instant::now();
         // The operation takes the buffer and gives it back with its result.
-        let read = endpoint.read(buffer, .., &remote, 0).map_err(|refused| refused.cause)?;
-        let buffer = read.wait().map_err(|failed| failed.cause)?.buffer;
+        let read = endpoint.read(buffer, .., &remote, 0)?;
+        let buffer = read.wait()?.buffer;
         let took = begin.elapsed();
         if buffer.to_vec() != pattern(len) {
             return Err("wrong bytes were read".into());

@@ -71,18 +71,18 @@ fn send_file(endpoint: &Endpoint, source: &Path) -> Result<(), Box<dyn Error>> {
             None => {
                 let oldest: crosstie::endpoint::OperationFuture<_> =
                     under_way.pop_front().ok_or("no chunk is under way")?;
-                oldest.wait().map_err(|failed| failed.cause)?.buffer
+                oldest.wait()?.buffer
             }
         };
         let now = CHUNK.min(usize::try_from(left).unwrap_or(CHUNK));
         file.read_exact(&mut chunk[..now])?;
         hash.update(&chunk[..now]);
         buffer.write(0, &chunk[..now])?;
-        under_way.push_back(endpoint.send(buffer, ..now).map_err(|refused| refused.cause)?);
+        under_way.push_back(endpoint.send(buffer, ..now)?);
         left -= now as u64;
     }
     for sent in under_way {
-        sent.wait().map_err(|failed| failed.cause)?;
+        sent.wait()?;
     }
     send_message(endpoint, &hash.finalize())
 }
@@ -98,17 +98,17 @@ fn receive_file(endpoint: &Endpoint, target: &Path) -> Result<(), Box<dyn Error>
     // Buffers that wait for chunks; each is given to `recv` again when its chunk is written, as long as more chunks come.
     let mut waiting = VecDeque::new();
     for _ in 0..chunks.min(IN_FLIGHT as u64) {
-        waiting.push_back(endpoint.recv(endpoint.allocate(CHUNK)?, ..).map_err(|refused| refused.cause)?);
+        waiting.push_back(endpoint.recv(endpoint.allocate(CHUNK)?, ..)?);
     }
     let mut done = 0;
     for number in 0..chunks {
         let next: crosstie::endpoint::OperationFuture<_> =
             waiting.pop_front().ok_or("no chunk is awaited")?;
-        let received = next.wait().map_err(|failed| failed.cause)?;
+        let received = next.wait()?;
         let now = received.bytes as usize;
         received.buffer.read(0, &mut chunk[..now])?;
         if number + (IN_FLIGHT as u64) < chunks {
-            waiting.push_back(endpoint.recv(received.buffer, ..).map_err(|refused| refused.cause)?);
+            waiting.push_back(endpoint.recv(received.buffer, ..)?);
         }
         hash.update(&chunk[..now]);
         file.write_all(&chunk[..now])?;
@@ -131,13 +131,13 @@ fn receive_file(endpoint: &Endpoint, target: &Path) -> Result<(), Box<dyn Error>
 fn send_message(endpoint: &Endpoint, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
     let buffer = endpoint.allocate(bytes.len())?;
     buffer.write(0, bytes)?;
-    endpoint.send(buffer, ..).map_err(|refused| refused.cause)?.wait().map_err(|failed| failed.cause)?;
+    endpoint.send(buffer, ..)?.wait()?;
     Ok(())
 }
 
 fn receive_message<const N: usize>(endpoint: &Endpoint) -> Result<[u8; N], Box<dyn Error>> {
-    let received = endpoint.recv(endpoint.allocate(N)?, ..).map_err(|refused| refused.cause)?;
-    let received = received.wait().map_err(|failed| failed.cause)?;
+    let received = endpoint.recv(endpoint.allocate(N)?, ..)?;
+    let received = received.wait()?;
     let mut bytes = [0; N];
     if received.bytes != N as u64 {
         return Err("the peer sent something else".into());

@@ -99,7 +99,7 @@ fn prefill(endpoint: &Endpoint, shape: &Shape, rounds: usize) -> Result<(), Box<
     }
     // The decode server's pages.
     let message = endpoint.recv(endpoint.allocate(DESCRIPTOR_SIZE + 4 * shape.total())?, ..);
-    let message = message.map_err(|refused| refused.cause)?.wait().map_err(|failed| failed.cause)?;
+    let message = message?.wait()?;
     let bytes = message.buffer.to_vec();
     let (descriptor, table) = bytes.split_first_chunk().ok_or("the peer's message is too short")?;
     let remote =
@@ -121,9 +121,9 @@ fn prefill(endpoint: &Endpoint, shape: &Shape, rounds: usize) -> Result<(), Box<
             }
             batch.announce(layer as u32)?;
         }
-        let started = endpoint.write_batch(batch).map_err(|refused| refused.cause)?;
+        let started = endpoint.write_batch(batch)?;
         let issued = begin.elapsed();
-        batch = started.wait().map_err(|failed| failed.cause)?.buffer;
+        batch = started.wait()?.buffer;
         let took = begin.elapsed();
         // The first round also touches all pages for the first time.
         if round > 0 {
@@ -155,8 +155,8 @@ fn prefill(endpoint: &Endpoint, shape: &Shape, rounds: usize) -> Result<(), Box<
 
 /// Waits until the decode server has checked the round.
 fn wait_for_decode(endpoint: &Endpoint) -> Result<(), Box<dyn Error>> {
-    let done = endpoint.recv(endpoint.allocate(8)?, ..).map_err(|refused| refused.cause)?;
-    done.wait().map_err(|failed| failed.cause)?;
+    let done = endpoint.recv(endpoint.allocate(8)?, ..)?;
+    done.wait()?;
     Ok(())
 }
 
@@ -168,14 +168,14 @@ fn decode(endpoint: &Endpoint, shape: &Shape, rounds: usize) -> Result<(), Box<d
     message.write(0, &endpoint.describe(&pool).encode())?;
     let table: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
     message.write(DESCRIPTOR_SIZE, &table)?;
-    endpoint.send(message, ..).map_err(|refused| refused.cause)?.wait().map_err(|failed| failed.cause)?;
+    endpoint.send(message, ..)?.wait()?;
 
     let mut bytes = vec![0; BLOCK];
     for _ in 0..=rounds {
         let mut seen = vec![false; shape.layers];
         for _ in 0..shape.layers {
-            let arrived = endpoint.imm_recv().map_err(|refused| refused.cause)?;
-            let arrived = arrived.wait().map_err(|failed| failed.cause)?;
+            let arrived = endpoint.imm_recv()?;
+            let arrived = arrived.wait()?;
             let layer = arrived.imm.ok_or("no number")? as usize;
             if layer >= shape.layers || seen[layer] {
                 return Err(format!("layer {layer} was announced twice, or does not exist").into());
@@ -191,8 +191,8 @@ fn decode(endpoint: &Endpoint, shape: &Shape, rounds: usize) -> Result<(), Box<d
         for page in &pages {
             pool.write(*page as usize * BLOCK, &[0; 8])?;
         }
-        let done = endpoint.send(endpoint.allocate(8)?, ..).map_err(|refused| refused.cause)?;
-        done.wait().map_err(|failed| failed.cause)?;
+        let done = endpoint.send(endpoint.allocate(8)?, ..)?;
+        done.wait()?;
     }
     println!("decode: {rounds} rounds, all blocks of all layers are right");
     Ok(())

@@ -36,8 +36,8 @@
 //! let theirs = there.allocate(4096)?;
 //! theirs.write(0, b"remote bytes")?;
 //! let remote = here.import(&there.describe(&theirs), Rights { read: true, ..Rights::default() })?;
-//! let read = here.read(here.allocate(12)?, .., &remote, 0).map_err(|refused| refused.cause)?;
-//! let done = read.wait().map_err(|failed| failed.cause)?; // the operation gives its buffer back
+//! let read = here.read(here.allocate(12)?, .., &remote, 0)?;
+//! let done = read.wait()?; // the operation gives its buffer back
 //! assert_eq!(done.buffer.to_vec(), b"remote bytes");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -1,10 +1,10 @@
 //! The state word of an operation.
 //!
 //! ```text
-//!  63            32 31        16 15   5    4         3       2       1       0
-//! +----------------+------------+------+---------+-------+-------+-------+-------+
-//! |   generation   |   cause    |  0   | PRIVATE | WAKER | HELD  | BACK  | ENDED |
-//! +----------------+------------+------+---------+-------+-------+-------+-------+
+//!  63            32 31        16 15   4    3       2       1       0
+//! +----------------+------------+------+-------+-------+-------+-------+
+//! |   generation   |   cause    |  0   | WAKER | HELD  | BACK  | ENDED |
+//! +----------------+------------+------+-------+-------+-------+-------+
 //!
 //!                end: completion, cancel, deadline           return: the device is done with the memory
 //!   leased  ----------------------------------->  ended  --------------------------->  ended + back  --->  free
@@ -18,10 +18,8 @@
 //! - HELD: a future (or what is left of it) can still see the operation. When HELD is clear and BACK is set, nobody sees the
 //!   operation any more, and the next one may use its entry, with the next generation.
 //! - WAKER: a task waits for the next change.
-//! - PRIVATE: the operation is still being started, by the thread that runs the engine. There is no future yet, and nobody else
-//!   may end it. Often it has ended before it is published.
 //!
-//! Every change is one compare-and-swap of the word, or a store while it is private; this module computes the new word.
+//! Every change is one compare-and-swap of the word; this module computes the new word.
 
 /// The word. See the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +29,6 @@ const ENDED: u64 = 1;
 const BACK: u64 = 1 << 1;
 const HELD: u64 = 1 << 2;
 const WAKER: u64 = 1 << 3;
-const PRIVATE: u64 = 1 << 4;
 
 impl OperationWord {
     /// The word with these bits.
@@ -52,21 +49,6 @@ impl OperationWord {
     /// The word of a new operation: not ended, held by its future and by the engine.
     pub const fn leased(generation: u32) -> Self {
         OperationWord((generation as u64) << 32 | HELD)
-    }
-
-    /// The word of a new operation that nobody but the engine knows of.
-    pub const fn private(generation: u32) -> Self {
-        OperationWord(Self::leased(generation).0 | PRIVATE)
-    }
-
-    /// The word when the operation gets its future.
-    pub const fn publish(self) -> Self {
-        OperationWord(self.0 & !PRIVATE)
-    }
-
-    /// Whether nobody but the engine knows of the operation.
-    pub const fn is_private(self) -> bool {
-        self.0 & PRIVATE != 0
     }
 
     /// The generation of the entry.

@@ -16,6 +16,9 @@ pub struct Split {
 impl Split {
     /// At most `qps` parts of at least `min_part` bytes each. There is always one part, also for zero bytes.
     pub const fn new(len: u64, qps: u8, min_part: u64) -> Split {
+        if qps <= 1 {
+            return Split { len, part: len, count: 1 };
+        }
         let min_part = if min_part == 0 { 1 } else { min_part };
         let wanted = len / min_part;
         let count = if wanted >= qps as u64 { qps } else { wanted as u8 };

@@ -5,7 +5,7 @@ use core::ops::Range;
 use crosstie_protocol::endpoint::batch::{Blocks, Run};
 use crosstie_protocol::endpoint::layout::{self, LayoutError};
 
-use super::buffer::{Buffer, PoolBuffer, Stored};
+use super::buffer::{AnyBuffer, Buffer, PoolBuffer};
 use super::cause::{BatchError, Cause, NotStarted, Peer};
 use crate::device::RemoteMemory;
 
@@ -40,10 +40,10 @@ pub struct Remote(u32);
 /// batch.block(local, 8192, remote, 4096, 1024)?;
 /// batch.announce(7)?;
 ///
-/// let written = here.write_batch(batch).map_err(|refused| refused.cause)?;
-/// let event = there.imm_recv().map_err(|refused| refused.cause)?.wait().map_err(|failed| failed.cause)?;
+/// let written = here.write_batch(batch)?;
+/// let event = there.imm_recv()?.wait()?;
 /// assert_eq!(event.imm, Some(7));
-/// let batch = written.wait().map_err(|failed| failed.cause)?.buffer;
+/// let batch = written.wait()?.buffer;
 /// assert_eq!((batch.blocks(), batch.bytes()), (17, 2048));
 /// # Ok(()) }
 /// ```
@@ -52,7 +52,7 @@ pub struct Batch(pub(super) Box<BatchInner>);
 
 #[derive(Debug, Default)]
 pub(super) struct BatchInner {
-    pub(super) locals: Vec<Stored>,
+    pub(super) locals: Vec<AnyBuffer>,
     pub(super) remotes: Vec<RemoteMemory>,
     pub(super) blocks: Blocks,
     pub(super) failures: Vec<FailedBlocks>,
@@ -104,15 +104,15 @@ impl Batch {
 
     /// Adds a local buffer. [Blocks](Batch::block) can be in the first 65536 of them.
     pub fn local(&mut self, buffer: Buffer) -> Local {
-        self.add_local(Stored::Owned(buffer))
+        self.add_local(AnyBuffer::Owned(buffer))
     }
 
     /// Adds a local buffer that other operations may use at the same time.
     pub fn local_pool(&mut self, buffer: PoolBuffer) -> Local {
-        self.add_local(Stored::Pool(buffer))
+        self.add_local(AnyBuffer::Pool(buffer))
     }
 
-    fn add_local(&mut self, buffer: Stored) -> Local {
+    fn add_local(&mut self, buffer: AnyBuffer) -> Local {
         let number = number(self.0.locals.len());
         self.0.locals.push(buffer);
         Local(number)
@@ -208,13 +208,13 @@ impl Batch {
 
     /// The buffer that [`local`](Batch::local) returned this for, to read and write it. `None`: it is a pool.
     pub fn buffer(&self, local: Local) -> Option<&Buffer> {
-        self.0.locals.get(local.0 as usize).and_then(Stored::buffer)
+        self.0.locals.get(local.0 as usize).map(AnyBuffer::buffer)
     }
 
     /// The buffers that are not shared, in the order in which they were added.
     pub fn into_buffers(self) -> Vec<Buffer> {
         let owned = self.0.locals.into_iter().filter_map(|local| match local {
-            Stored::Owned(buffer) => Some(buffer),
+            AnyBuffer::Owned(buffer) => Some(buffer),
             _ => None,
         });
         owned.collect()
@@ -227,7 +227,7 @@ impl Batch {
             return Err(NotStarted::Empty);
         }
         for (first_block, run) in inner.blocks.numbered_runs() {
-            let buffer = inner.locals.get(usize::from(run.local)).and_then(Stored::buffer);
+            let buffer = inner.locals.get(usize::from(run.local)).map(AnyBuffer::buffer);
             // A number without a buffer or region counts as one of zero bytes: every block is outside of it.
             let local = buffer.map_or(0, |buffer| buffer.len() as u64);
             let remote = inner.remotes.get(usize::from(run.remote)).map_or(0, |region| region.len);

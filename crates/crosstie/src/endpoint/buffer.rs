@@ -5,7 +5,6 @@ use core::ops::{Bound, Range, RangeBounds};
 use core::time::Duration;
 use std::sync::Arc;
 
-use super::batch::Batch;
 use crate::device::{Mr, OutOfRegion, RemoteMemory};
 use crate::region::{CachedRegion, OwnedRegion};
 
@@ -226,74 +225,34 @@ impl core::ops::Deref for PoolBuffer {
     }
 }
 
-/// What an operation keeps until the device is done with it.
+impl AsRef<Buffer> for Buffer {
+    fn as_ref(&self) -> &Buffer {
+        self
+    }
+}
+
+impl AsRef<Buffer> for PoolBuffer {
+    fn as_ref(&self) -> &Buffer {
+        self
+    }
+}
+
+/// A buffer of either kind.
 #[derive(Debug)]
-pub enum Stored {
-    /// Nothing.
-    None,
-    /// A buffer.
+pub enum AnyBuffer {
+    /// The operation has it alone.
     Owned(Buffer),
-    /// A buffer that others use as well.
+    /// Others use it as well.
     Pool(PoolBuffer),
-    /// A batch with its buffers.
-    Batch(Batch),
 }
 
-impl Stored {
+impl AnyBuffer {
     #[inline]
-    pub(super) fn buffer(&self) -> Option<&Buffer> {
+    pub(super) fn buffer(&self) -> &Buffer {
         match self {
-            Stored::Owned(buffer) => Some(buffer),
-            Stored::Pool(buffer) => Some(buffer),
-            _ => None,
+            AnyBuffer::Owned(buffer) => buffer,
+            AnyBuffer::Pool(buffer) => buffer,
         }
-    }
-}
-
-/// What can be lent to an operation: a [`Buffer`], a [`PoolBuffer`], a [`Batch`], or nothing.
-pub trait Lend: sealed::Lend {}
-
-impl<B: sealed::Lend> Lend for B {}
-
-pub(super) mod sealed {
-    use super::Stored;
-
-    pub trait Lend: Sized {
-        fn store(self) -> Stored;
-        /// What `store` made, which is always of the same kind.
-        fn restore(stored: Stored) -> Option<Self>;
-    }
-}
-
-macro_rules! lend {
-    ($kind:ty, $variant:ident) => {
-        impl sealed::Lend for $kind {
-            #[inline]
-            fn store(self) -> Stored {
-                Stored::$variant(self)
-            }
-
-            #[inline]
-            fn restore(stored: Stored) -> Option<Self> {
-                match stored {
-                    Stored::$variant(buffer) => Some(buffer),
-                    _ => None,
-                }
-            }
-        }
-    };
-}
-lend!(Buffer, Owned);
-lend!(PoolBuffer, Pool);
-lend!(Batch, Batch);
-
-impl sealed::Lend for () {
-    fn store(self) -> Stored {
-        Stored::None
-    }
-
-    fn restore(_: Stored) -> Option<Self> {
-        Some(())
     }
 }
 

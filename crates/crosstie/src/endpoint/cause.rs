@@ -6,9 +6,7 @@ use crosstie_protocol::endpoint::batch::BlockError;
 use crosstie_protocol::endpoint::message::Violation;
 use crosstie_protocol::region::Rights;
 
-use super::buffer::Lend;
 use super::config::PathPolicy;
-use super::future::BufferReturn;
 use crate::device::{DeviceError, OutOfRegion, QpAddress, Status};
 
 /// Why an operation ended without success.
@@ -144,42 +142,6 @@ impl Cause {
 
 /// The number of success in the state word.
 pub(super) const SUCCESS: u16 = 0;
-
-/// An operation that has succeeded.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Completed<B> {
-    /// What was lent to the operation.
-    pub buffer: B,
-    /// Bytes that were moved. For `recv` the length of the message; for `imm_recv` the bytes that the WRITE+IMM wrote.
-    pub bytes: u64,
-    /// The immediate, for `imm_recv`.
-    pub imm: Option<u32>,
-}
-
-/// An operation that has ended without success.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Failed<B: Lend> {
-    /// Why.
-    pub cause: Cause,
-    /// The peer of the connection that the operation was on.
-    pub peer: Option<Peer>,
-    /// What was lent to the operation. It comes back when the device does not touch it any more.
-    pub buffer: BufferReturn<B>,
-}
-
-impl<B: Lend> fmt::Display for Failed<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.cause.fmt(f)?;
-        if let Some(peer) = &self.peer {
-            write!(f, " ({peer})")?;
-        }
-        f.write_str(if self.cause.is_retryable() { "; it can be tried again" } else { "" })
-    }
-}
-
-impl<B: Lend + fmt::Debug> std::error::Error for Failed<B> {}
 
 /// The other side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::EndpointAddress;
-use super::buffer::{Buffer, Lend};
+use super::buffer::Buffer;
 use super::cause::{Cause, ConnectError, NotStarted, Refused};
 use super::config::{EndpointConfig, Progress};
 use super::counters::EndpointCounters;
 use super::engine::Started;
 use super::future::{OperationFuture, complete};
+use super::lend::Lend;
 use super::operation::Operation;
 use super::path::Path;
 use super::shared::Shared;
-use crate::device::{Access, Device, DeviceError, DeviceSpec, Pd, RemoteMemory};
+use crate::device::{Access, Device, DeviceError, DeviceSpec, Pd};
 
 /// One side of a connection. See the [module](super).
 ///
@@ -159,12 +160,12 @@ impl fmt::Debug for Endpoint {
 #[derive(Clone, Copy, Debug)]
 pub struct Submit<'e> {
     endpoint: &'e Endpoint,
-    pub(super) timeout: Option<Duration>,
+    timeout: Option<Duration>,
 }
 
 impl Submit<'_> {
     #[inline]
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    fn shared(&self) -> &Arc<Shared> {
         &self.endpoint.shared
     }
 
@@ -186,17 +187,7 @@ impl Submit<'_> {
             Err(cause) => return Err(Refused { cause, buffer }),
         };
         operation.stored = buffer.store();
-        self.future(shared.start(operation, self.timeout))
-    }
-
-    /// The future of an operation that was started, or was handed back because there are too many.
-    #[inline]
-    pub(super) fn future<B: Lend>(
-        &self,
-        started: Result<Started, Operation>,
-    ) -> Result<OperationFuture<B>, Refused<B>> {
-        let shared = self.shared();
-        match started {
+        match shared.start(operation, self.timeout) {
             Ok(Started::InFlight(side)) => Ok(OperationFuture::in_flight(shared, side)),
             Ok(Started::Completed(operation)) => match complete(operation) {
                 Some(completed) => Ok(OperationFuture::completed(completed)),
@@ -210,14 +201,5 @@ impl Submit<'_> {
                 Err(Refused { cause, buffer })
             }
         }
-    }
-}
-
-/// Checks that a range is inside a remote region.
-#[inline]
-pub(super) fn check_remote(region: &RemoteMemory, offset: u64, len: usize) -> Result<(), NotStarted> {
-    match offset.checked_add(len as u64) {
-        Some(end) if end <= region.len => Ok(()),
-        _ => Err(NotStarted::Remote { offset, len: len as u64, region: region.len }),
     }
 }

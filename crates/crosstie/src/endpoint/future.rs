@@ -9,12 +9,48 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::endpoint::imm_matching::ImmEvent;
 
-use super::buffer::{Lend, sealed};
-use super::cause::{Cause, Completed, Failed, SUCCESS};
+use super::cause::{Cause, Peer, SUCCESS};
+use super::lend::{Lend, sealed};
 use super::operation::{Kind, Operation};
 use super::returned::{Item, Message};
 use super::shared::Shared;
 use crate::ring::operation_table::FutureSide;
+
+/// An operation that has succeeded.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Completed<B> {
+    /// What was lent to the operation.
+    pub buffer: B,
+    /// Bytes that were moved. For `recv` the length of the message; for `imm_recv` the bytes that the WRITE+IMM wrote.
+    pub bytes: u64,
+    /// The immediate, for `imm_recv`.
+    pub imm: Option<u32>,
+}
+
+/// An operation that has ended without success.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Failed<B: Lend> {
+    /// Why.
+    pub cause: Cause,
+    /// The peer of the connection that the operation was on.
+    pub peer: Option<Peer>,
+    /// What was lent to the operation. It comes back when the device does not touch it any more.
+    pub buffer: BufferReturn<B>,
+}
+
+impl<B: Lend> fmt::Display for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)?;
+        if let Some(peer) = &self.peer {
+            write!(f, " ({peer})")?;
+        }
+        f.write_str(if self.cause.is_retryable() { "; it can be tried again" } else { "" })
+    }
+}
+
+impl<B: Lend + fmt::Debug> std::error::Error for Failed<B> {}
 
 /// The result of an operation.
 pub type OperationResult<B> = Result<Completed<B>, Failed<B>>;
@@ -329,7 +365,7 @@ impl<B: Lend> fmt::Debug for BufferReturn<B> {
 /// let target = there.allocate(4096)?;
 /// let mut writes = Vec::new();
 /// for part in 0..4 {
-///     writes.push(here.write(here.allocate(1024)?, .., &target.remote(), part * 1024).map_err(|refused| refused.cause)?);
+///     writes.push(here.write(here.allocate(1024)?, .., &target.remote(), part * 1024)?);
 /// }
 /// assert!(join_all(writes).wait().iter().all(|result| result.is_ok()));
 /// # Ok(()) }

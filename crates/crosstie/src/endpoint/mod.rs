@@ -15,11 +15,11 @@
 //!
 //! let (buffer, target) = (here.allocate(4096)?, there.allocate(4096)?);
 //! buffer.write(0, b"hello")?;
-//! let write = here.write_imm(buffer, ..5, &target.remote(), 0, 42).map_err(|refused| refused.cause)?;
-//! let event = there.imm_recv().map_err(|refused| refused.cause)?.wait().map_err(|failed| failed.cause)?;
+//! let write = here.write_imm(buffer, ..5, &target.remote(), 0, 42)?;
+//! let event = there.imm_recv()?.wait()?;
 //! assert_eq!((event.imm, event.bytes), (Some(42), 5));
 //! assert_eq!(&target.to_vec()[..5], b"hello");
-//! let buffer = write.wait().map_err(|failed| failed.cause)?.buffer;
+//! let buffer = write.wait()?.buffer;
 //! # drop(buffer);
 //! # Ok(()) }
 //! ```
@@ -44,7 +44,7 @@
 //! | I1 | **Signal exclusivity.** The state of an operation is seen by one future. Its entry is used again only when neither the future nor the engine sees it, with the next generation | `loom_entry_is_reused_only_when_nobody_sees_it`, `first_cause_wins_and_memory_comes_back_once` |
 //! | I2 | **Slot reuse.** A slot returns to the free ring when every work request that names it has completed. A completion of a former lease finds no slot: it is counted and changes nothing | `slots_follow_the_model`, `stale_and_duplicate_completions_change_nothing`, `transfer_that_completes_at_once_uses_up_its_wr_id` |
 //! | I3 | **Lifetime of what a completion needs.** A completion carries an integer, never a pointer. What it leads to is held by the slot | `each_request_completes_once_in_order`, `stale_and_duplicate_completions_change_nothing` |
-//! | I4 | **Operation lifetime.** An operation lives while its future or the engine holds it. Nothing else keeps it alive: `cancel_all` walks the table, and holds nothing | `loom_cancel_and_completion_agree`, `loom_private_operation_is_not_cancelled`, `dropped_futures_give_their_buffers_back_to_nobody_and_leak_nothing` |
+//! | I4 | **Operation lifetime.** An operation lives while its future or the engine holds it. Nothing else keeps it alive: `cancel_all` walks the table, and holds nothing | `loom_cancel_and_completion_agree`, `loom_reserved_entry_has_one_operation_which_ends_once`, `dropped_futures_give_their_buffers_back_to_nobody_and_leak_nothing` |
 //! | I5 | **A receive is always posted.** Receives are posted before the connection begins, and each again before what it brought is used. A peer has credit for fewer messages than that, so it is never told to retry (RNR) | `window_is_kept_and_never_starves`, `more_messages_than_slots_wait_their_turn` |
 //!
 //! # Whose buffer it is
@@ -97,9 +97,9 @@
 //! the program calls [`Endpoint::progress`], or waits for a future, which polls as well. In both modes any thread can start operations
 //! and wait for them, and futures work with any executor.
 //!
-//! A thread that starts an operation posts its work requests itself if no other thread is polling at that moment, and polls once. On the
-//! software device the thread that posts also copies the bytes, so a `read` or a `write` has usually completed when the call returns: its
-//! future is ready, and nothing was shared with another thread.
+//! A thread that starts an operation posts its work requests itself if no other thread is polling at that moment. On the software device the
+//! thread that posts also copies the bytes, so a `read` or a `write` has usually completed then: its future is ready, and nothing was shared
+//! with another thread. If a completion is to come, as on a NIC, the thread polls once.
 //!
 //! # When something fails
 //!
@@ -110,14 +110,27 @@
 //! Blocks and ranges are checked against the length of the remote region before anything is posted, so a mistake there is refused and
 //! ends nothing.
 //!
+//! Both errors, [`Refused`] and [`Failed`], have the buffer for a program that wants it. With `?` they become any boxed error:
+//!
+//! ```
+//! use crosstie::device::RemoteMemory;
+//! use crosstie::endpoint::{Buffer, Endpoint};
+//!
+//! type AnyError = Box<dyn std::error::Error + Send + Sync>;
+//!
+//! fn write(endpoint: &Endpoint, buffer: Buffer, remote: &RemoteMemory) -> Result<Buffer, AnyError> {
+//!     Ok(endpoint.write(buffer, .., remote, 0)?.wait()?.buffer)
+//! }
+//! ```
+//!
 //! # Adding an operation
 //!
-//! 1. A file like `write.rs`: a method of [`Endpoint`] that calls the one of [`Submit`], which checks the arguments, moves the buffer into an
+//! 1. In `operations.rs` a method of [`Endpoint`] that calls the one of [`Submit`], which checks the arguments, moves the buffer into an
 //!    `Operation`, and starts it. A new variant of `Kind` (`operation.rs`) says what it is. If it takes something else than a buffer, a
-//!    batch or nothing, that is a variant of `Stored` (`buffer.rs`).
-//! 2. `Engine::start_operation` (`engine/mod.rs`) hands it to the connection. What becomes work requests leases a slot, and gets a `Plan` and its
-//!    arm in `Poster::post` (`engine/transfer.rs`). It posts as far as there is room, says `Blocked`, and goes on there later. An operation that
-//!    waits for the peer's program has no slot: `engine/immediate.rs` is the shortest example.
+//!    batch or nothing, that is a variant of `Stored` (`lend.rs`).
+//! 2. `Link::begin` (`engine/transfer.rs`) posts it. What becomes work requests gets a `Plan` and its arm in `Poster::post` (`engine/posting.rs`). It
+//!    posts as far as there is room, and leases a slot if the device has not executed all of that; then it goes on there later. An operation
+//!    that waits for the peer's program has no slot: `engine/immediate.rs` is the shortest example.
 //! 3. Its completions come to `complete_slot_work`, and the last one gives the operation back. What needs more than a count gets a
 //!    `WorkKind` (`crosstie_protocol::endpoint::wr_id`) and an arm in `engine/completions.rs`.
 //! 4. It ends in every state: where it waits, `Link::end` gives it back with the cause, and `Link::reap_ended` when it was cancelled. What it has
@@ -129,7 +142,6 @@
 
 mod address;
 mod batch;
-mod batch_operations;
 mod buffer;
 mod cause;
 mod config;
@@ -141,32 +153,28 @@ mod flags;
 mod future;
 #[cfg(all(test, not(loom)))]
 mod fuzz_tests;
-mod imm_recv;
+mod lend;
 mod operation;
+mod operations;
 mod path;
-mod read;
-mod recv;
 mod registration;
 mod returned;
-mod send;
 mod shared;
 #[cfg(all(test, not(loom)))]
 mod shared_tests;
+mod status;
 #[cfg(all(test, not(loom)))]
 mod test_pair;
-mod transfer;
-mod write;
-mod write_imm;
 
 pub use address::EndpointAddress;
 pub use batch::{Batch, FailedBlocks, Local, Remote, Strided};
-pub use buffer::{Buffer, KeptBecause, Lend, NotGivenBack, PoolBuffer};
-pub use cause::{BatchError, Cause, Completed, ConnectError, Failed, NotStarted, Peer, Refused};
+pub use buffer::{Buffer, KeptBecause, NotGivenBack, PoolBuffer};
+pub use cause::{BatchError, Cause, ConnectError, NotStarted, Peer, Refused};
 pub use config::{EndpointConfig, MAX_MESSAGES, MAX_OPERATIONS, MAX_RETIRED, PathPolicy, Progress};
 pub use counters::EndpointCounters;
 pub use endpoint::{Endpoint, Submit};
-pub use future::{BufferReturn, JoinAll, OperationFuture, OperationResult, join_all};
+pub use future::{BufferReturn, Completed, Failed, JoinAll, OperationFuture, OperationResult, join_all};
+pub use lend::{Lend, OneBuffer};
 pub use path::Path;
-pub use transfer::OneBuffer;
 
 pub use crosstie_protocol::endpoint::layout::LayoutError;

@@ -3,7 +3,10 @@
 use core::ops::Range;
 use std::time::Duration;
 
-use super::buffer::Stored;
+use crosstie_protocol::endpoint::batch::Cursor;
+
+use super::cause::{Cause, Peer};
+use super::lend::Stored;
 use crate::device::RemoteAddr;
 use crate::ring::operation_table::{EngineSide, OperationTable};
 
@@ -39,6 +42,12 @@ pub(super) struct Operation {
 }
 
 impl Operation {
+    /// `range`: of the buffer's region. What is lent is added when nothing can refuse the operation any more.
+    #[inline(always)]
+    pub(super) fn new(kind: Kind, range: Range<usize>, remote: RemoteAddr) -> Operation {
+        Operation { kind, stored: Stored::None, range, remote, timeout: None, bytes: 0, imm: None }
+    }
+
     /// The first bytes of the buffer of a `recv`.
     pub(super) fn message(&self, len: u64) -> Vec<u8> {
         let mut bytes = vec![0; len as usize];
@@ -48,6 +57,45 @@ impl Operation {
         }
         bytes
     }
+
+    /// Notes that blocks of a batch have failed.
+    pub(super) fn fail_blocks(&mut self, blocks: Range<u32>, peer: Option<Peer>, cause: Cause) {
+        if let Stored::Batch(batch) = &mut self.stored {
+            batch.0.fail(blocks, peer, cause);
+        }
+    }
+
+    /// Notes that nothing of a batch was posted.
+    #[cold]
+    pub(super) fn fail_all_blocks(&mut self, peer: Option<Peer>, cause: Cause) {
+        if let Stored::Batch(batch) = &self.stored {
+            self.fail_blocks(0..batch.0.blocks.blocks(), peer, cause);
+        }
+    }
+
+    /// Fills in the result. `left`: where the posting of a batch has stopped before its end.
+    pub(super) fn finish(&mut self, left: Option<BlocksLeft>) {
+        match &mut self.stored {
+            Stored::Batch(batch) => {
+                self.bytes = batch.0.blocks.bytes();
+                if let Some(BlocksLeft { mut cursor, max_len, peer, cause }) = left
+                    && let Some(work) = batch.0.blocks.next_work(&mut cursor, 1, max_len)
+                {
+                    let all = batch.0.blocks.blocks();
+                    batch.0.fail(work.first_block..all, peer, cause);
+                }
+            }
+            _ => self.bytes = self.range.len() as u64,
+        }
+    }
+}
+
+/// Blocks of a batch that were not posted, and why.
+pub(super) struct BlocksLeft {
+    pub(super) cursor: Cursor,
+    pub(super) max_len: u64,
+    pub(super) peer: Option<Peer>,
+    pub(super) cause: Cause,
 }
 
 pub(super) type Table = OperationTable<Operation>;

@@ -5,11 +5,9 @@
 //! device the operation has usually ended when the call returns. Else it submits the operation, and the thread that has the engine finds it
 //! before it unlocks. No thread sleeps while it has the engine.
 
-use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use core::task::Waker;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Wake;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -21,6 +19,7 @@ use super::engine::{Engine, Started};
 use super::flags::Flags;
 use super::operation::{Operation, Table};
 use super::returned::{Item, Returned};
+use super::status::Status;
 use crate::WaitStrategy;
 use crate::device::{CqParker, Device, DeviceError, Pd};
 use crate::process::Creator;
@@ -41,40 +40,6 @@ const MAX_LOCKED_SLEEP: Duration = Duration::from_micros(200);
 const LOCK_RETRY: Duration = Duration::from_micros(50);
 /// Longest sleep where no completion wakes the sleeper: another thread waits at the device, or the device has no way to wake it.
 const MAX_UNNOTIFIED_SLEEP: Duration = Duration::from_millis(1);
-
-/// The state of the connection, for threads that do not have the engine.
-#[derive(Debug, Default)]
-pub(super) struct Status {
-    /// 0: not connected; 1: connected; else the cause of its end, plus 2 in the upper half.
-    word: AtomicU32,
-    peer: Mutex<Option<Peer>>,
-}
-
-impl Status {
-    pub(super) fn connect(&self, peer: Option<Peer>) {
-        *locked(&self.peer) = peer;
-        self.word.store(1, Release);
-    }
-
-    pub(super) fn end(&self, cause: Cause) {
-        self.word.store(2 << 16 | u32::from(cause.encode()), Release);
-    }
-
-    pub(super) fn reset(&self) {
-        self.word.store(0, Release);
-    }
-
-    /// Whether operations can be started.
-    #[inline]
-    pub(super) fn check(&self) -> Result<(), NotStarted> {
-        // Acquire, partner: the Release stores above. An operation that sees `connected` a moment too long ends with the cause.
-        match self.word.load(Acquire) {
-            1 => Ok(()),
-            0 => Err(NotStarted::NotConnected),
-            ended => Err(NotStarted::Ended(Cause::decode(ended as u16).unwrap_or(Cause::Closed))),
-        }
-    }
-}
 
 pub(super) struct Shared {
     // The engine is dropped first: its queue pairs, before the buffers in the table.
@@ -125,55 +90,18 @@ impl Shared {
     }
 
     pub(super) fn peer(&self) -> Option<Peer> {
-        *locked(&self.status.peer)
+        self.status.peer()
     }
 
     /// Starts an operation. Hands it back if there are too many.
+    #[inline]
     pub(super) fn start(
         &self,
         operation: Operation,
         timeout: Option<Duration>,
     ) -> Result<Started, Operation> {
-        match self.try_engine() {
-            Some(engine) => self.start_with(engine, operation, timeout),
-            None => self.submit(operation, timeout),
-        }
-    }
-
-    #[inline]
-    pub(super) fn try_engine(&self) -> Option<Guard<'_, Engine>> {
-        self.engine.try_lock()
-    }
-
-    #[inline(always)]
-    pub(super) fn start_with(
-        &self,
-        mut engine: Guard<'_, Engine>,
-        operation: Operation,
-        timeout: Option<Duration>,
-    ) -> Result<Started, Operation> {
+        let Some(mut engine) = self.engine.try_lock() else { return self.submit(operation, timeout) };
         let started = engine.start(&self.table, operation, timeout);
-        self.finish_start(engine, started, timeout)
-    }
-
-    /// Makes an operation of a transfer that was posted.
-    pub(super) fn adopt(
-        &self,
-        mut engine: Guard<'_, Engine>,
-        operation: Operation,
-        timeout: Option<Duration>,
-    ) -> Result<Started, Operation> {
-        let started = engine.adopt(&self.table, operation, timeout);
-        self.finish_start(engine, started, timeout)
-    }
-
-    #[inline(always)]
-    fn finish_start(
-        &self,
-        engine: Guard<'_, Engine>,
-        started: Result<Started, Operation>,
-        timeout: Option<Duration>,
-    ) -> Result<Started, Operation> {
         self.unlock(engine);
         if self.config.progress == Progress::Thread
             && let (Ok(Started::InFlight(side)), true) = (&started, timeout.is_some())
@@ -187,11 +115,7 @@ impl Shared {
 
     /// Starts an operation while another thread has the engine.
     #[cold]
-    pub(super) fn submit(
-        &self,
-        mut operation: Operation,
-        timeout: Option<Duration>,
-    ) -> Result<Started, Operation> {
+    fn submit(&self, mut operation: Operation, timeout: Option<Duration>) -> Result<Started, Operation> {
         operation.timeout = timeout;
         let side = self.table.lease(operation).or_else(|operation| {
             self.with_engine(|engine, table| engine.free_spare(table));
@@ -449,11 +373,6 @@ impl Shared {
             self.call_attention();
         }
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that can panic runs under these locks.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct ThreadWaker(Thread);

@@ -22,7 +22,7 @@ use super::engine::Engine;
 use super::link::SLOT;
 use super::tagged::TaggedState;
 use super::wires::Wires;
-use crate::device::{Data, Mr, OutOfRegion, PostError};
+use crate::device::{Data, Mr, OutOfRegion, PostError, Posted};
 
 /// The longest packet that is copied into the send queue.
 const INLINE: usize = 256;
@@ -438,10 +438,10 @@ impl Engine {
     }
 
     #[inline]
-    fn post_bytes(&mut self, to: MemberId, data: Data<'_>, slot: Option<u16>) -> Result<(), PostError> {
+    fn post_bytes(&mut self, to: MemberId, data: Data<'_>) -> Result<Posted, PostError> {
         match (&mut self.datagrams, &mut self.wires.links[to.index()]) {
-            (Some(port), _) => port.post(to, data, slot),
-            (None, Some(link)) => link.post(data, slot),
+            (Some(port), _) => port.post(to, data, None),
+            (None, Some(link)) => link.post(data, None),
             (None, None) => Err(PostError::Invalid("the member is dead")),
         }
     }
@@ -454,17 +454,17 @@ impl Engine {
             (None, None) => return Err(PostError::Invalid("the member is dead")),
         };
         if bytes.len() <= max_inline {
-            return self.post_bytes(to, Data::Inline(bytes), None);
+            return self.post_bytes(to, Data::Inline(bytes)).map(drop);
         }
         let slot = self.wires.staging.take().ok_or(PostError::Full)?;
         let posted = self.post_staged(to, slot, bytes);
-        if posted.is_err() {
+        if posted != Ok(Posted::Queued) {
             self.wires.staging.give_back(slot);
         }
-        posted
+        posted.map(drop)
     }
 
-    fn post_staged(&mut self, to: MemberId, slot: u16, bytes: &[u8]) -> Result<(), PostError> {
+    fn post_staged(&mut self, to: MemberId, slot: u16, bytes: &[u8]) -> Result<Posted, PostError> {
         let Wires { staging, links, .. } = &mut self.wires;
         staging.write(slot, 0, bytes)?;
         let at = usize::from(slot) * SLOT;
@@ -492,8 +492,8 @@ impl Engine {
         channel.send_memory.write(at, header).map_err(outside)?;
         let sge = channel.send_memory.sge(at..at + len).map_err(outside)?;
         match (&mut self.datagrams, &mut self.wires.links[packet.to.index()]) {
-            (Some(port), _) => port.post(packet.to, Data::Regions(&[sge]), None),
-            (None, Some(link)) => link.post(Data::Regions(&[sge]), None),
+            (Some(port), _) => port.post(packet.to, Data::Regions(&[sge]), None).map(drop),
+            (None, Some(link)) => link.post(Data::Regions(&[sge]), None).map(drop),
             (None, None) => Err(PostError::Invalid("the member is dead")),
         }
     }
@@ -527,8 +527,8 @@ impl Engine {
             while let Some(answer) = channel.protocol.receiver.next_answer(idle) {
                 let header = channel.protocol.answer_header(&answer).encode();
                 let posted = match (&mut self.datagrams, &mut self.wires.links[answer.to.index()]) {
-                    (Some(port), _) => port.post(answer.to, Data::Inline(&header), None),
-                    (None, Some(link)) => link.post(Data::Inline(&header), None),
+                    (Some(port), _) => port.post(answer.to, Data::Inline(&header), None).map(drop),
+                    (None, Some(link)) => link.post(Data::Inline(&header), None).map(drop),
                     (None, None) => Ok(()),
                 };
                 if posted.is_err() {

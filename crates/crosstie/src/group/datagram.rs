@@ -6,7 +6,7 @@ use super::config::limits::SEND_QUEUE;
 use super::link::{SendKey, SendQueue};
 use crate::device::{
     Access, Ah, Completion, Cq, CqConfig, CqError, Data, Device, DeviceError, Mr, OutOfRegion, Pd, PostError,
-    QpConfig, RecvWr, SendOp, SendWr, UdQp,
+    Posted, QpConfig, RecvWr, SendOp, UdQp,
 };
 
 /// Bytes of a receive: the device's header and a packet, rounded up to whole cache lines.
@@ -93,19 +93,19 @@ impl DatagramPort {
     }
 
     /// Posts a packet. `slot`: the staging slot that holds its bytes.
-    pub(super) fn post(&mut self, to: MemberId, data: Data<'_>, slot: Option<u16>) -> Result<(), PostError> {
+    pub(super) fn post(
+        &mut self,
+        to: MemberId,
+        data: Data<'_>,
+        slot: Option<u16>,
+    ) -> Result<Posted, PostError> {
         let Some(Some(port)) = self.peers.get(to.index()) else {
             return Err(PostError::Invalid("not a peer"));
         };
-        if self.queue.room() == 0 {
-            return Err(PostError::Full);
-        }
-        let (key, signaled) = self.queue.next(SendKey::DATAGRAM, slot);
-        let mut wr = SendWr::new(key.encode(), SendOp::Send, data);
-        wr.signal = signaled.into();
-        self.qp.post(&port.address, port.qp_num, port.qkey, &wr)?;
-        self.queue.count_post(signaled);
-        Ok(())
+        let PeerPort { address, qp_num, qkey } = port;
+        let qp = &mut self.qp;
+        self.queue
+            .post(SendOp::Send, data, SendKey::DATAGRAM, slot, |wr| qp.post(address, *qp_num, *qkey, wr))
     }
 
     /// Takes completions of the send queue. `free_slot` gets staging slots that became free.

@@ -13,7 +13,9 @@ use crosstie_protocol::group::{Control, HEADER_SIZE, MAX_MTU, MemberId, PACKET_I
 use crosstie_protocol::signaling::Signaling;
 
 use super::config::limits::{CONTROL_RESERVE, SEND_QUEUE};
-use crate::device::{Data, Mr, OutOfRegion, PostError, QpState, RcQp, RecvWr, RemoteMemory, SendOp, SendWr};
+use crate::device::{
+    Data, Mr, OutOfRegion, PostError, Posted, QpState, RcQp, RecvWr, RemoteMemory, SendOp, SendWr,
+};
 
 /// Bytes of a receive: a packet, rounded up to whole cache lines.
 pub(super) const SLOT: usize = (HEADER_SIZE + MAX_MTU).next_multiple_of(64);
@@ -45,7 +47,7 @@ impl SendKey {
     }
 }
 
-/// Counts the requests of a send queue.
+/// Counts the requests that are in a send queue: not those that the device executes while they are posted.
 #[derive(Debug, Default)]
 pub(super) struct SendQueue {
     posted: u32,
@@ -66,18 +68,29 @@ impl SendQueue {
         self.room() < SEND_QUEUE / 2
     }
 
-    /// The key of the next request, and whether it is signaled.
+    /// Posts a request with `post`. `slot`: the staging slot that holds its bytes, which is free again if the device has executed it.
     #[inline]
-    pub(super) fn next(&self, member: u16, slot: Option<u16>) -> (SendKey, bool) {
-        let posted = self.posted.wrapping_add(1);
-        let key = SendKey { member, slot: slot.map_or(0, |slot| slot + 1), posted };
-        (key, slot.is_some() || self.signaling.is_due())
-    }
-
-    #[inline]
-    pub(super) fn count_post(&mut self, is_signaled: bool) {
-        self.posted = self.posted.wrapping_add(1);
-        self.signaling.count_post(is_signaled);
+    pub(super) fn post(
+        &mut self,
+        op: SendOp,
+        data: Data<'_>,
+        member: u16,
+        slot: Option<u16>,
+        post: impl FnOnce(&SendWr<'_>) -> Result<Posted, PostError>,
+    ) -> Result<Posted, PostError> {
+        if self.room() == 0 {
+            return Err(PostError::Full);
+        }
+        let next = self.posted.wrapping_add(1);
+        let key = SendKey { member, slot: slot.map_or(0, |slot| slot + 1), posted: next };
+        let is_signaled = slot.is_some() || self.signaling.is_due();
+        let wr = SendWr::new(key.encode(), op, data);
+        let posted = post(&if is_signaled { wr.signaled_if_queued() } else { wr })?;
+        if posted == Posted::Queued {
+            self.posted = next;
+            self.signaling.count_post(is_signaled);
+        }
+        Ok(posted)
     }
 
     pub(super) fn complete(&mut self, posted: u32) {
@@ -150,34 +163,27 @@ impl Link {
 
     /// Posts a packet. `slot`: the staging slot that holds its bytes.
     #[inline]
-    pub(super) fn post(&mut self, data: Data<'_>, slot: Option<u16>) -> Result<(), PostError> {
+    pub(super) fn post(&mut self, data: Data<'_>, slot: Option<u16>) -> Result<Posted, PostError> {
         self.post_request(SendOp::Send, data, slot)
     }
 
     /// Posts a packet that is an immediate.
     #[inline]
-    pub(super) fn post_immediate(&mut self, immediate: u32) -> Result<(), PostError> {
+    pub(super) fn post_immediate(&mut self, immediate: u32) -> Result<Posted, PostError> {
         self.post_request(SendOp::WriteImm(self.target.at(0), immediate), Data::Inline(&[]), None)
     }
 
     /// Posts a packet that comes with the completion: the receiver reads no memory for it, and the sender need not look where its bytes go.
     #[inline]
-    pub(super) fn post_in_completion(&mut self, packet: &[u8]) -> Result<(), PostError> {
+    pub(super) fn post_in_completion(&mut self, packet: &[u8]) -> Result<Posted, PostError> {
         self.post_request(SendOp::WriteImm(self.target.at(0), PACKET_IMMEDIATE), Data::Inline(packet), None)
     }
 
     #[inline]
-    fn post_request(&mut self, op: SendOp, data: Data<'_>, slot: Option<u16>) -> Result<(), PostError> {
-        if self.queue.room() == 0 {
-            return Err(PostError::Full);
-        }
-        let (key, signaled) = self.queue.next(self.peer.bits(), slot);
-        let mut wr = SendWr::new(key.encode(), op, data);
-        wr.signal = signaled.into();
-        self.qp.post(&wr)?;
-        self.queue.count_post(signaled);
+    fn post_request(&mut self, op: SendOp, data: Data<'_>, slot: Option<u16>) -> Result<Posted, PostError> {
+        let posted = self.queue.post(op, data, self.peer.bits(), slot, |wr| self.qp.post(wr))?;
         self.active = true;
-        Ok(())
+        Ok(posted)
     }
 
     /// Whether the queue pair has failed.

@@ -11,7 +11,7 @@ use crosstie_protocol::group::{
 use super::config::limits::STAGING_SLOTS;
 use super::error::GroupError;
 use super::link::{Link, SLOT};
-use crate::device::{Data, Mr, PostError};
+use crate::device::{Data, Mr, PostError, Posted};
 
 /// Registered buffers for packets that are too long to be copied into the send queue. A slot is free again when its request has
 /// completed.
@@ -138,17 +138,17 @@ fn post_control(
     packet: &Control,
 ) -> Result<(), PostError> {
     if let Some(immediate) = packet.to_immediate() {
-        return link.post_immediate(immediate);
+        return link.post_immediate(immediate).map(drop);
     }
     if packet.is_short() && SHORT_CONTROL_SIZE <= link.completion_data {
         let mut bytes = [0; SHORT_CONTROL_SIZE];
         let len = packet.encode(id, me, &mut bytes);
-        return link.post_in_completion(&bytes[..len]);
+        return link.post_in_completion(&bytes[..len]).map(drop);
     }
     let mut bytes = [0; MAX_CONTROL_SIZE];
     let len = packet.encode(id, me, &mut bytes);
     if len <= link.max_inline {
-        return link.post(Data::Inline(&bytes[..len]), None);
+        return link.post(Data::Inline(&bytes[..len]), None).map(drop);
     }
     let slot = staging.take().ok_or(PostError::Full)?;
     let posted = staging.write(slot, 0, &bytes[..len]).and_then(|()| {
@@ -156,10 +156,10 @@ fn post_control(
         let sge = staging.memory.sge(at..at + len).map_err(|_| PostError::Invalid("staging slot"))?;
         link.post(Data::Regions(&[sge]), Some(slot))
     });
-    if posted.is_err() {
+    if posted != Ok(Posted::Queued) {
         staging.give_back(slot);
     }
-    posted
+    posted.map(drop)
 }
 
 impl Output for Wires {

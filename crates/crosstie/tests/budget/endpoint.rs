@@ -76,21 +76,15 @@ impl Buffers {
     fn write(&mut self, pair: &Pair, rounds: u32) {
         for _ in 0..rounds {
             let buffer = self.small.take().unwrap();
-            let write = pair
-                .here
-                .write(buffer, .., &pair.target.remote(), 0)
-                .map_err(|refused| refused.cause)
-                .unwrap();
+            let write = pair.here.write(buffer, .., &pair.target.remote(), 0).unwrap();
             self.small = Some(pair.finish(write));
         }
     }
 
     fn message(&mut self, pair: &Pair, rounds: u32) {
         for _ in 0..rounds {
-            let recv =
-                pair.there.recv(self.message.take().unwrap(), ..).map_err(|refused| refused.cause).unwrap();
-            let send =
-                pair.here.send(self.small.take().unwrap(), ..).map_err(|refused| refused.cause).unwrap();
+            let recv = pair.there.recv(self.message.take().unwrap(), ..).unwrap();
+            let send = pair.here.send(self.small.take().unwrap(), ..).unwrap();
             self.message = Some(pair.finish(recv));
             self.small = Some(pair.finish(send));
         }
@@ -98,12 +92,9 @@ impl Buffers {
 
     fn immediate(&mut self, pair: &Pair, rounds: u32) {
         for round in 0..rounds {
-            let write = pair
-                .here
-                .write_imm(self.small.take().unwrap(), .., &pair.target.remote(), 0, round)
-                .map_err(|refused| refused.cause)
-                .unwrap();
-            pair.finish(pair.there.imm_recv().map_err(|refused| refused.cause).unwrap());
+            let write =
+                pair.here.write_imm(self.small.take().unwrap(), .., &pair.target.remote(), 0, round).unwrap();
+            pair.finish(pair.there.imm_recv().unwrap());
             self.small = Some(pair.finish(write));
         }
     }
@@ -113,15 +104,10 @@ impl Buffers {
         for _ in 0..rounds {
             self.write(pair, 1);
             self.message(pair, 1);
-            let read = pair
-                .here
-                .read(self.large.take().unwrap(), .., &remote, 4096)
-                .map_err(|refused| refused.cause)
-                .unwrap();
+            let read = pair.here.read(self.large.take().unwrap(), .., &remote, 4096).unwrap();
             self.large = Some(pair.finish(read));
             self.immediate(pair, 1);
-            let batch =
-                pair.here.write_batch(self.batch.take().unwrap()).map_err(|refused| refused.cause).unwrap();
+            let batch = pair.here.write_batch(self.batch.take().unwrap()).unwrap();
             self.batch = Some(pair.finish(batch));
         }
     }
@@ -153,7 +139,7 @@ fn blocks_of_a_batch_do_not_allocate() {
                 batch.block(local, block * gap, remote, (block * gap) as u64, 64).unwrap();
             }
             assert_eq!((batch.blocks(), batch.pieces()), (100_000, pieces));
-            pair.finish(pair.here.write_batch(batch).map_err(|refused| refused.cause).unwrap())
+            pair.finish(pair.here.write_batch(batch).unwrap())
         });
         assert_eq!(batch.work_requests(), pieces);
     }
@@ -181,9 +167,9 @@ fn hand_over_of_a_paged_cache_does_not_allocate() {
             }
             batch.announce(layer as u32).unwrap();
         }
-        let moved = pair.here.write_batch(batch).map_err(|refused| refused.cause).unwrap();
+        let moved = pair.here.write_batch(batch).unwrap();
         for layer in 0..LAYERS {
-            let mut arrived = pair.there.imm_recv().map_err(|refused| refused.cause).unwrap();
+            let mut arrived = pair.there.imm_recv().unwrap();
             let event = loop {
                 match arrived.try_take() {
                     Some(Ok(event)) => break event,

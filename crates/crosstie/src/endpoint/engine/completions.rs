@@ -4,56 +4,10 @@ use crosstie_protocol::endpoint::message::{CONTROL_SIZE, Control, Violation, con
 use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
 
 use super::super::cause::Cause;
-use super::Shared;
-use super::link::{Link, POLL_BATCH};
-use crate::device::{Completion, Opcode, Status};
-
-/// What an endpoint needs of a completion.
-#[derive(Clone, Copy)]
-pub(super) struct Taken {
-    wr_id: u64,
-    byte_len: u32,
-    imm: Option<u32>,
-    status: Status,
-    opcode: Opcode,
-    /// Which of [`TakenCompletions::controls`] came with it.
-    control: Option<u8>,
-}
-
-/// Completions that have been taken from the queue: they are handled after that, because to handle one needs all of the connection.
-#[derive(Default)]
-pub(super) struct TakenCompletions {
-    taken: Vec<Taken>,
-    /// Control messages that came with their completions.
-    controls: Vec<[u64; CONTROL_SIZE / 8]>,
-}
-
-const _: () = assert!(POLL_BATCH <= 1 << u8::BITS);
-
-impl TakenCompletions {
-    pub(super) fn new() -> TakenCompletions {
-        let (taken, controls) = (Vec::with_capacity(POLL_BATCH), Vec::with_capacity(POLL_BATCH));
-        TakenCompletions { taken, controls }
-    }
-
-    fn clear(&mut self) {
-        self.taken.clear();
-        self.controls.clear();
-    }
-
-    #[inline(always)]
-    fn push(&mut self, completion: &Completion) {
-        let &Completion { wr_id, byte_len, imm, status, opcode, .. } = completion;
-        let mut control = None;
-        if imm.and_then(control_piece).is_some()
-            && let Some(&[a, b, c, d, ..]) = completion.inline_words(CONTROL_SIZE)
-        {
-            control = Some(self.controls.len() as u8);
-            self.controls.push([a, b, c, d]);
-        }
-        self.taken.push(Taken { wr_id, byte_len, imm, status, opcode, control });
-    }
-}
+use super::link::Link;
+use super::shared::Shared;
+use super::taken::{POLL_BATCH, Taken};
+use crate::device::{Opcode, Status};
 
 impl Link {
     /// Takes completions until there are none, or a batch of them. Returns how many there were.
@@ -200,8 +154,9 @@ mod tests {
     use super::super::super::config::EndpointConfig;
     use super::super::super::endpoint::Endpoint;
     use super::super::super::future::OperationFuture;
-    use super::super::super::test_pair::{config, connected};
+    use super::super::super::test_pair::{config, connected_queueing};
     use super::*;
+    use crate::device::Completion;
     use crate::rng::{Random, seed};
 
     fn replay(endpoint: &Endpoint, completion: Completion) {
@@ -213,22 +168,13 @@ mod tests {
     }
 
     fn completion(wr_id: u64, status: Status) -> Completion {
-        Completion {
-            wr_id,
-            status,
-            opcode: Opcode::Write,
-            byte_len: 0,
-            imm: None,
-            qp_num: 0,
-            src_qp: 0,
-            data: crate::device::InlineData::None,
-        }
+        Completion { wr_id, status, opcode: Opcode::Write, ..Completion::default() }
     }
 
     /// I2 and I3: completions of former leases, repeated ones and made-up ones are counted, and reach nobody, whatever their status.
     #[test]
     fn stale_and_duplicate_completions_change_nothing() {
-        let (here, there) = connected(&EndpointConfig { slots: 2, imm_window: 1, ..config() });
+        let (here, there) = connected_queueing(&EndpointConfig { slots: 2, imm_window: 1, ..config() });
         let target = there.allocate(64).unwrap();
         // Both slots are used once, and then leased by immediates that have no credit: nothing of them is at the device.
         let first = |slot: u16, position| WrId {

@@ -5,8 +5,8 @@ use crosstie_protocol::endpoint::message::{Control, Violation};
 
 use super::super::cause::{Cause, SUCCESS};
 use super::super::operation::Op;
-use super::Shared;
 use super::link::Link;
+use super::shared::Shared;
 use crate::device::PostError;
 
 /// Hands an immediate to a call. Returns false if the call has ended.

@@ -21,8 +21,8 @@ use crosstie_protocol::endpoint::message::{
     ArrivedParts, CONTROL_SIZE, Control, MAX_CONTROL_PIECES, MAX_WITHDRAWALS, control_imm,
 };
 use crosstie_protocol::endpoint::pairing::Pairing;
-use crosstie_protocol::endpoint::send_queue::{Posted, SendQueue};
-use crosstie_protocol::endpoint::slots::{MAX_SLOTS, SlotKey, Slots};
+use crosstie_protocol::endpoint::send_queue::SendQueue;
+use crosstie_protocol::endpoint::slots::{SlotKey, Slots};
 use crosstie_protocol::endpoint::wr_id::{WorkKind, WrId};
 use crosstie_protocol::signaling::Signaling;
 
@@ -31,82 +31,24 @@ use super::super::cause::{Cause, ConnectError, Peer};
 use super::super::config::{EndpointConfig, MAX_MESSAGES, SEND_DEPTH};
 use super::super::operation::Op;
 use super::super::path::{Path, provider_name};
-use super::Shared;
-use super::at_once::PostedAtOnce;
-use super::completions::TakenCompletions;
-use super::transfer::{STREAMING_LEN, SlotWork};
+use super::channel::{CONTROL, Channel, SIGNAL_INTERVAL};
+use super::shared::Shared;
+use super::slot::SlotWork;
+use super::taken::{POLL_BATCH, TakenCompletions};
 use super::unclaimed::Unclaimed;
 use crate::device::{
     Access, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, Mr, Pd, PostError, QpConfig, QpState,
-    RcQp, RecvWr, RemoteAddr, SendOp, SendWr, Signal, Status,
+    RecvWr, RemoteAddr, SendOp, SendWr, Status,
 };
 
-/// Completions that are taken at once.
-pub(super) const POLL_BATCH: usize = 64;
 /// Receives for control messages besides announced buffers: credit, the end of the connection, and withdrawals of both sides.
 const SPARE_RECEIVES: u16 = 6 + 2 * MAX_WITHDRAWALS;
 /// Where control messages begin in the memory for them. Before that is what the peer READs.
 const CONTROLS_AT: usize = 64;
-/// Work requests of one queue pair of which at least one is signaled.
-pub(super) const SIGNAL_INTERVAL: u32 = 16;
 /// Longest wait for the completions of queue pairs in ERR. After it they are reset.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 /// How often a silent peer that operations wait for is probed.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
-/// The slot of work requests that belong to no operation.
-const NO_SLOT: SlotKey = SlotKey { index: (MAX_SLOTS - 1) as u16, generation: 0 };
-/// A work request that belongs to no operation.
-const CONTROL: Posted =
-    Posted { kind: WorkKind::Control, slot: NO_SLOT, first_block: 0, blocks: 0, signaled: false };
-
-/// A queue pair and what is outstanding on it.
-pub(super) struct Channel {
-    pub(super) qp: RcQp,
-    pub(super) sends: SendQueue,
-    pub(super) signaling: Signaling<SIGNAL_INTERVAL>,
-    /// Receives that are kept posted.
-    pub(super) receives: u32,
-    /// Receives among the completions that were taken together, if they are counted.
-    pub(super) used_receives: u32,
-}
-
-impl Channel {
-    /// Posts a request. The send queue has room.
-    pub(super) fn post(&mut self, index: usize, wr: SendWr<'_>, posted: Posted) -> Result<(), PostError> {
-        self.post_inlined(index, wr, posted)
-    }
-
-    /// [`post`](Channel::post), where the request is made in place: it is long.
-    #[inline(always)]
-    fn post_inlined(&mut self, index: usize, wr: SendWr<'_>, mut posted: Posted) -> Result<(), PostError> {
-        posted.signaled = wr.signal != Signal::OnFailure || self.signaling.is_due();
-        let wr_id = WrId {
-            kind: posted.kind,
-            qp: index as u8,
-            slot: posted.slot,
-            position: self.sends.next_position(),
-        };
-        self.qp.post(&SendWr { wr_id: wr_id.encode(), signal: posted.signaled.into(), ..wr })?;
-        self.signaling.count_post(posted.signaled);
-        self.sends.push(posted);
-        Ok(())
-    }
-
-    /// Whether a completion is to come.
-    #[inline]
-    pub(super) fn awaits_completion(&self) -> bool {
-        self.sends.len() > self.signaling.unsignaled() as usize
-    }
-
-    /// Posts a request that is flushed, because the queue pair is in ERR. Its completion tells that the requests before it are over: those
-    /// that were not signaled and have succeeded have none of their own.
-    fn mark_end(&mut self, index: usize) {
-        if self.signaling.unsignaled() > 0 && self.sends.room() > 0 {
-            // Without it the drain waits for the limit.
-            self.post(index, SendWr::new(0, SendOp::Send, Data::Inline(&[])).signaled(), CONTROL).ok();
-        }
-    }
-}
 
 /// How many receives a side with this limit of announced buffers keeps posted for control messages and for the messages on the same channel.
 /// It has as many pieces of memory for control messages, which are used in turn.
@@ -181,8 +123,6 @@ pub(in crate::endpoint) struct Link {
     /// The channel of the next transfer.
     pub(super) next_channel: usize,
     pub(super) min_part: u64,
-    /// Shorter transfers have one part, and are not streamed. Known when the peer is.
-    pub(super) at_once_limit: u64,
     pub(super) max_message: u64,
     pub(super) max_pieces: usize,
     pub(super) completions: TakenCompletions,
@@ -197,8 +137,6 @@ pub(in crate::endpoint) struct Link {
     /// Slots with work requests that are not posted.
     pub(super) unposted: VecDeque<SlotKey>,
     pub(super) finished: Vec<SlotKey>,
-    /// Between the post of a transfer and its adoption.
-    pub(super) posted_at_once: Option<PostedAtOnce>,
     // Messages.
     pub(super) pairing: Pairing<Option<Op>>,
     pub(super) recv_slots: Slots,
@@ -237,7 +175,6 @@ impl Link {
             channels.push(Channel {
                 qp: pd.create_rc(&qp_config, &cq, &cq, None)?,
                 sends: SendQueue::new(SEND_DEPTH as usize),
-                signaling: Signaling::new(),
                 receives: receives(channel),
                 used_receives: 0,
             });
@@ -272,7 +209,6 @@ impl Link {
             qps: made,
             next_channel: 0,
             min_part: config.min_part.max(1) as u64,
-            at_once_limit: 0,
             max_message: device.attr().max_message.min(u32::MAX.into()),
             max_pieces: max_pieces as usize,
             completions: TakenCompletions::new(),
@@ -282,7 +218,6 @@ impl Link {
             waiting: VecDeque::with_capacity(operations),
             unposted: VecDeque::with_capacity(slots.len()),
             finished: Vec::with_capacity(POLL_BATCH),
-            posted_at_once: None,
             slots,
             pairing: Pairing::new(messages, operations),
             recv_slots: Slots::new(usize::from(config.messages)),
@@ -324,8 +259,6 @@ impl Link {
         }
         let theirs = peer.queue_pairs.len() / 2;
         self.qps = self.made.min(theirs);
-        let one_part = if self.qps == 1 { u64::MAX } else { 2 * self.min_part };
-        self.at_once_limit = one_part.min(STREAMING_LEN);
         self.imm_sender = ImmSender::new(peer.imm_window);
         self.peer_pieces = control_pieces(peer.messages);
         let messages = config.messages.min(peer.messages);
@@ -373,7 +306,7 @@ impl Link {
         let offset = CONTROLS_AT as u64 + u64::from(piece) * CONTROL_SIZE as u64;
         let to = RemoteAddr { addr: peer.control.addr.wrapping_add(offset), ..peer.control };
         let (op, bytes) = (SendOp::WriteImm(to, control_imm(piece)), control.encode());
-        self.channels[made].post_inlined(made, SendWr::new(0, op, Data::Inline(&bytes)), CONTROL)?;
+        self.channels[made].post(made, SendWr::new(0, op, Data::Inline(&bytes)), CONTROL)?;
         self.next_piece = if piece + 1 < self.peer_pieces { piece + 1 } else { 0 };
         Ok(())
     }
@@ -544,13 +477,17 @@ impl Link {
         let was_silent = !core::mem::take(&mut self.has_received);
         let made = self.made;
         // A request whose completion is to come tells the same.
-        if !waits || !was_silent || self.channels[made].awaits_completion() {
+        if !waits || !was_silent || self.channels[made].sends.awaits_completion() {
             return;
         }
         let (Some(peer), Ok(sge)) = (&self.peer, self.probed.sge(0..8)) else { return };
         let op = SendOp::Read(peer.control);
-        match self.channels[made].post(made, SendWr::new(0, op, Data::Regions(&[sge])).signaled(), CONTROL) {
-            Ok(()) => shared.counters.work_requests += 1,
+        match self.channels[made].post(
+            made,
+            SendWr::new(0, op, Data::Regions(&[sge])).signaled_if_queued(),
+            CONTROL,
+        ) {
+            Ok(_) => shared.counters.work_requests += 1,
             // Tried again later.
             Err(PostError::Full) => {}
             Err(_) => self.end(shared, Cause::NotAccepted(0)),
@@ -606,7 +543,7 @@ impl Link {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::super::endpoint::Endpoint;
-    use super::super::super::test_pair::{config, connect, connected};
+    use super::super::super::test_pair::{config, connect, connected, connected_queueing};
     use super::*;
 
     /// The control messages in the peer's memory, in pieces from `first` on.
@@ -709,7 +646,7 @@ mod tests {
     /// Most requests of a batch are not signaled. If it is interrupted, completions tell nevertheless when they are over.
     #[test]
     fn requests_that_were_not_signaled_end_with_the_connection() {
-        let (here, there) = connected(&config());
+        let (here, there) = connected_queueing(&config());
         let target = there.allocate(64).unwrap();
         here.shared.with_engine(|engine, table| {
             let super::super::Engine { link, counters, status, .. } = engine;
@@ -729,15 +666,16 @@ mod tests {
     /// success.
     #[test]
     fn request_without_a_completion_is_not_a_success() {
-        let (here, there) = connected(&config());
+        let (here, there) = connected_queueing(&config());
         let target = there.allocate(4096).unwrap();
         let write = here.shared.with_engine(|engine, table| {
             let write = here.write(here.allocate(64).unwrap(), .., &target.remote(), 0).unwrap();
             let super::super::Engine { link, counters, status, .. } = engine;
             let mut shared = Shared { table, counters, status };
-            table.take_submitted(|op| {
+            table.take_submitted(|mut op| {
                 shared.counters.held_operations += 1;
-                link.start_transfer(&mut shared, op);
+                let begun = op.with_value(table, |operation| link.begin(shared.counters, operation));
+                link.track(&mut shared, op, begun);
             });
             let mut lost = 0;
             link.cq.poll(64, |_| lost += 1).unwrap();

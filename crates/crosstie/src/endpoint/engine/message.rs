@@ -10,26 +10,19 @@
 //! ```
 //!
 //! A `send` that ends before it has a buffer counts as if it had never been called. So does a `recv`, but the peer knows its buffer: see
-//! [`unclaimed`](super::unclaimed).
+//! [`withdrawal`](super::withdrawal).
 
 use crosstie_protocol::endpoint::message::{
     AnnouncedBuffer, ArrivedParts, Control, DataImm, Violation, WireSlot,
 };
-use crosstie_protocol::endpoint::split::Split;
 
 use super::super::cause::{Cause, SUCCESS};
 use super::super::operation::{Kind, Op};
-use super::Shared;
 use super::link::{AnnouncedRecv, Link};
-use super::transfer::SlotWork;
+use super::shared::Shared;
 use crate::device::PostError;
 
 impl Link {
-    pub(super) fn start_send(&mut self, shared: &mut Shared<'_>, op: Op) {
-        self.pairing.send(Some(op));
-        self.pair_sends(shared);
-    }
-
     /// The peer has announced a buffer.
     pub(super) fn accept_buffer(
         &mut self,
@@ -62,13 +55,15 @@ impl Link {
                 }
                 continue;
             }
-            let Some(key) = self.slots.lease() else { return };
-            let (Some((Some(op), buffer)), Some(len)) = (self.pairing.take_pair(), len) else {
-                self.slots.release(key);
+            if self.slots.free() == 0 {
                 return;
-            };
-            let split = Split::new(len, self.qps as u8, self.min_part);
-            self.start_slot(shared, key, SlotWork::for_message(op, split, buffer));
+            }
+            let Some((Some(mut op), to)) = self.pairing.take_pair() else { return };
+            let begun = op.with_value(shared.table, |operation| {
+                let plan = self.plan_message(operation, to);
+                self.post_first(shared.counters, operation, plan)
+            });
+            self.track(shared, op, begun);
         }
     }
 

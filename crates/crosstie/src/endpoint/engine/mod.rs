@@ -2,40 +2,49 @@
 //!
 //! - `mod.rs`: takes submitted operations, keeps deadlines, replaces connections.
 //! - `link.rs`: one connection: its queue pairs, and its begin, end and drain.
-//! - `at_once.rs`: transfers that complete while they are started.
-//! - `transfer.rs`: READ, WRITE, batches: from an operation to work requests.
+//! - `channel.rs`: one queue pair: how a work request is posted, and what is kept of it.
+//! - `posting.rs`: from an operation to work requests.
+//! - `transfer.rs`: READ, WRITE, batches, messages: from an operation to its slot.
 //! - `message.rs`: `send` and `recv`.
-//! - `unclaimed.rs`: messages and buffers of `recv`s that have ended.
+//! - `withdrawal.rs`: messages and buffers of `recv`s that have ended.
 //! - `immediate.rs`: `imm_recv` and credit for immediates.
 //! - `completions.rs`: what a completion means.
+//!
+//! What they have in common is in small files without a connection: `shared.rs`, `slot.rs`, `taken.rs`, `unclaimed.rs`.
 
-mod at_once;
+mod channel;
 mod completions;
 mod deadlines;
 mod immediate;
 mod link;
 mod message;
+mod posting;
+mod shared;
+mod slot;
+mod taken;
 mod transfer;
 mod unclaimed;
+mod withdrawal;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::address::EndpointAddress;
-use super::cause::{Cause, ConnectError, Peer, SUCCESS};
+use super::cause::{Cause, ConnectError};
 use super::config::{EndpointConfig, MAX_RETIRED};
 use super::counters::EndpointCounters;
 use super::operation::{Kind, Op, Operation, Table};
 use super::path::Path;
 use super::returned::Returned;
-use super::shared::Status;
+use super::status::Status;
 use crate::device::{Device, DeviceError, Pd};
-use crate::ring::operation_table::{FutureSide, OperationKey, PrivateSide, SpareEntry};
+use crate::ring::operation_table::{FutureSide, OperationKey, ReservedEntry};
 use crate::wait::PollClock;
 
-pub(super) use at_once::AtOnce;
 use deadlines::Deadlines;
-pub(super) use link::Link;
+use link::Link;
+use shared::Shared;
+use transfer::Begun;
 
 /// How often queue pairs are checked for ERR, and a drain is tried again.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -59,48 +68,14 @@ pub(super) struct Engine {
     status: Arc<Status>,
     returned: Arc<Returned>,
     /// For the next operation that [`start`](Engine::start) starts.
-    spare: SpareEntry,
+    spare: Option<ReservedEntry>,
 }
 
 /// An operation that was started.
 pub(super) enum Started {
-    /// It has completed.
+    /// It has completed, and needs no entry.
     Completed(Operation),
     InFlight(FutureSide),
-}
-
-/// What the parts of a connection use of the rest.
-pub(super) struct Shared<'e> {
-    pub(super) table: &'e Table,
-    pub(super) counters: &'e mut EndpointCounters,
-    pub(super) status: &'e Status,
-}
-
-impl Shared<'_> {
-    /// Gives an operation back to its future.
-    #[inline]
-    fn give_back(&mut self, op: Op, code: u16) -> bool {
-        self.counters.operations += 1;
-        self.counters.held_operations -= 1;
-        op.give_back(self.table, code)
-    }
-
-    /// Gives an operation back, unless it has ended before.
-    #[inline]
-    fn give_back_if_live(&mut self, op: Op, code: u16) -> Result<(), Op> {
-        op.give_back_if_live(self.table, code)?;
-        self.counters.operations += 1;
-        self.counters.held_operations -= 1;
-        Ok(())
-    }
-
-    /// Gives an operation back of which nothing was posted. If it has ended before, it keeps its cause.
-    #[cold]
-    fn give_back_unposted(&mut self, mut op: Op, peer: Option<Peer>, cause: Cause) {
-        let known = Cause::decode(op.cause(self.table)).unwrap_or(cause);
-        op.with_value(self.table, |operation| operation.fail_all_blocks(peer, known));
-        self.give_back(op, cause.encode());
-    }
 }
 
 impl Engine {
@@ -123,7 +98,7 @@ impl Engine {
             counters: EndpointCounters::default(),
             status: status.clone(),
             returned: returned.clone(),
-            spare: SpareEntry::default(),
+            spare: None,
         })
     }
 
@@ -142,43 +117,40 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts an operation at once, behind those that were submitted, and polls the device if that may end it. Hands the operation back if there
-    /// are too many. An operation of which nothing is left to do, as is usual where the poster's thread executes it, comes back without a
-    /// future.
+    /// Starts an operation, behind those that were submitted. If it is over then, it needs no entry: so it is on a device that executes requests
+    /// while they are posted. Otherwise the device is polled, if that may end it. Hands the operation back if there are too many.
     #[inline(always)]
     pub(super) fn start(
         &mut self,
         table: &Table,
-        operation: Operation,
+        mut operation: Operation,
         timeout: Option<Duration>,
     ) -> Result<Started, Operation> {
         self.take_submitted(table);
-        let kind = operation.kind;
-        let (side, op) = table.lease_private(operation, &mut self.spare)?;
-        self.start_operation(table, op, kind);
-        // A poll may find what an operation waits for. A `recv` waits for what the peer does when it has seen the buffer.
-        if !matches!(kind, Kind::Recv(_)) && !side.is_back(table) {
+        let Some(entry) = self.spare.take().or_else(|| table.reserve()) else { return Err(operation) };
+        if operation.kind == Kind::Send && self.link.pairing.waiting_buffers() == 0 {
+            // The peer may have announced one.
             self.poll(table);
         } else if self.clock.is_due() {
             self.check_time(table);
         }
-        Ok(self.resolve(table, side, timeout))
-    }
-
-    /// Decides whether a started operation needs a future.
-    #[inline(always)]
-    fn resolve(&mut self, table: &Table, side: PrivateSide, timeout: Option<Duration>) -> Started {
-        // What an `imm_recv` or a `recv` has brought must not be lost if its future is dropped, so it has one.
-        let needs_none = |operation: &Operation| !matches!(operation.kind, Kind::ImmRecv | Kind::Recv(_));
-        match side.resolve(table, &mut self.spare, SUCCESS, needs_none) {
-            Ok(operation) => Started::Completed(operation),
-            Err(side) => {
-                if let Some(timeout) = timeout {
-                    self.add_deadline(table, side.key(), timeout);
-                }
-                Started::InFlight(side)
-            }
+        let begun = self.link.begin(&mut self.counters, &mut operation);
+        if let Begun::Done = begun {
+            self.counters.operations += 1;
+            self.spare = Some(entry);
+            return Ok(Started::Completed(operation));
         }
+        let kind = operation.kind;
+        let (side, op) = table.lease_reserved(entry, operation);
+        self.track(table, op, kind, begun);
+        // A poll may find what it waits for. A `recv` waits for what the peer does when it has seen the buffer.
+        if !matches!(kind, Kind::Recv(_)) && !side.word(table).is_ended() {
+            self.poll(table);
+        }
+        if let Some(timeout) = timeout {
+            self.add_deadline(table, side.key(), timeout);
+        }
+        Ok(Started::InFlight(side))
     }
 
     #[inline]
@@ -191,7 +163,9 @@ impl Engine {
 
     /// Gives up what is kept for the next operation, because a thread without the engine needs it.
     pub(super) fn free_spare(&mut self, table: &Table) {
-        table.free_spare(&mut self.spare);
+        if let Some(entry) = self.spare.take() {
+            table.free_reserved(entry);
+        }
     }
 
     /// Takes what was submitted, polls the device, and posts what waits. Returns how much happened.
@@ -231,37 +205,31 @@ impl Engine {
             if let Some(timeout) = timeout {
                 self.add_deadline(table, op.key(), timeout);
             }
-            self.start_operation(table, op, kind);
+            let begun = match op.is_ended(table) {
+                true => Begun::Waits,
+                false => op.with_value(table, |operation| self.link.begin(&mut self.counters, operation)),
+            };
+            self.track(table, op, kind, begun);
         });
         count
     }
 
-    #[inline]
-    fn start_operation(&mut self, table: &Table, op: Op, kind: Kind) {
+    /// Keeps an operation that was begun.
+    fn track(&mut self, table: &Table, op: Op, kind: Kind, begun: Begun) {
         let Engine { link, counters, status, .. } = self;
         counters.held_operations += 1;
         let mut shared = Shared { table, counters, status };
-        if op.is_ended(table) {
-            shared.give_back_unposted(op, link.peer(), Cause::Cancelled);
-            return;
-        }
-        if let Some(cause) = link.refusal() {
-            shared.give_back_unposted(op, link.peer(), cause);
-            return;
-        }
-        match kind {
-            Kind::Send => link.start_send(&mut shared, op),
-            Kind::Recv(_) | Kind::ImmRecv => {
-                if self.returned.has_any() {
-                    self.returned.take().into_iter().for_each(|item| link.put_back(&mut shared, item));
-                }
-                match kind {
-                    Kind::ImmRecv => link.start_imm_recv(&mut shared, op),
-                    _ => link.start_recv(&mut shared, op),
-                }
+        if let Begun::Waits = begun {
+            let ended = op.is_ended(table).then_some(Cause::Cancelled);
+            if let Some(cause) = ended.or_else(|| link.refusal()) {
+                shared.give_back_unposted(op, link.peer(), cause);
+                return;
             }
-            _ => link.start_transfer(&mut shared, op),
+            if matches!(kind, Kind::Recv(_) | Kind::ImmRecv) && self.returned.has_any() {
+                self.returned.take().into_iter().for_each(|item| link.put_back(&mut shared, item));
+            }
         }
+        link.track(&mut shared, op, begun);
     }
 
     /// Does what is due by time: deadlines, queue pairs in ERR, drains.
@@ -361,5 +329,27 @@ impl Drop for Engine {
     /// what is still at the device: the links go first, and then the table with the buffers.
     fn drop(&mut self) {
         self.retired.clear();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::test_pair::{config, connected};
+
+    /// I2: a transfer that the device executes while it is posted uses up the generation of the slot that its `wr_id` names, so that no later
+    /// request has the same `wr_id`, and a forged completion of it finds nobody.
+    #[test]
+    fn transfer_that_completes_at_once_uses_up_its_wr_id() {
+        let (here, there) = connected(&config());
+        let target = there.allocate(64).unwrap();
+        let next = || here.shared.with_engine(|engine, _| engine.link.slots.next().unwrap());
+        for _ in 0..3 {
+            let slot = next();
+            let write = here.write(here.allocate(8).unwrap(), .., &target.remote(), 0).unwrap();
+            assert!(write.is_ended(), "at once");
+            let next_slot = next();
+            assert_eq!(next_slot.index, slot.index, "it is the next slot again");
+            assert_ne!(next_slot.generation, slot.generation);
+        }
     }
 }

@@ -215,42 +215,31 @@ fn loom_cancel_and_completion_agree() {
     });
 }
 
-/// The engine starts an operation and gives it back, before or after it is published, while another thread cancels everything: one
-/// of them ends it, and one that came back while it was private was not cancelled.
+/// The engine leases a reserved entry and gives the operation back, while another thread cancels everything: one of them ends it. Nobody else
+/// gets the entry meanwhile.
 #[test]
-fn loom_private_operation_is_not_cancelled() {
-    for back_first in [true, false] {
-        loom::model(move || {
-            let table = Arc::new(OperationTable::<u64>::new(1));
-            let cancel = thread::spawn({
-                let table = table.clone();
-                move || table.end_all(9)
-            });
-            let mut spare = SpareEntry::default();
-            let (side, mut op) = table.lease_private(1, &mut spare).unwrap();
-            op.with_value(&*table, |value| *value = 7);
-            let mut op = Some(op);
-            if back_first {
-                assert!(op.take().unwrap().give_back(&*table, 0), "nobody else ends it");
-            }
-            match side.resolve(&*table, &mut spare, 0, |_| true) {
-                Ok(value) => {
-                    assert!(back_first && value == 7);
-                    assert_eq!(cancel.join().unwrap(), 0);
-                    assert!(table.lease(2).is_err(), "the entry is spare");
-                    table.free_spare(&mut spare);
-                    assert!(table.lease(2).is_ok());
-                }
-                Err(side) => {
-                    let completed = op.take().unwrap().give_back(&*table, 0);
-                    let cancelled = cancel.join().unwrap();
-                    assert_eq!(usize::from(completed) + cancelled, 1, "one of them ended it");
-                    assert_eq!(side.word(&*table).cause(), if completed { 0 } else { 9 });
-                    assert_eq!(side.take(&*table).unwrap(), 7);
-                }
+fn loom_reserved_entry_has_one_operation_which_ends_once() {
+    loom::model(move || {
+        let table = Arc::new(OperationTable::<u64>::new(1));
+        let entry = table.reserve().unwrap();
+        let cancel = thread::spawn({
+            let table = table.clone();
+            move || {
+                assert!(table.lease(2).is_err(), "the entry is reserved, or in use");
+                table.end_all(9)
             }
         });
-    }
+        let (side, mut op) = table.lease_reserved(entry, 1);
+        op.with_value(&*table, |value| *value = 7);
+        let completed = op.give_back(&*table, 0);
+        let cancelled = cancel.join().unwrap();
+        assert_eq!(usize::from(completed) + cancelled, 1, "one of them ended it");
+        assert_eq!(side.word(&*table).cause(), if completed { 0 } else { 9 });
+        assert_eq!(side.take(&*table).unwrap(), 7);
+        let entry = table.reserve().unwrap();
+        table.free_reserved(entry);
+        assert!(table.lease(2).is_ok());
+    });
 }
 
 struct NotifyWaker(Notify);

@@ -13,12 +13,8 @@
 //!   take the value, or let go: entry is free            (or entry is free, if the future has let go)
 //! ```
 //!
-//! The thread that runs the engine starts its operations without the lists:
-//!
-//! ```text
-//!   lease_private: value in, word = private             with_value, give_back: a store, nobody else looks at the word
-//!   resolve: the value, if it is back; else the word is published, and there is a future as above
-//! ```
+//! The thread that runs the engine starts its operations without the list of submitted ones. Most of them are over when it has started them, and
+//! need no entry; so it [reserves](OperationTable::reserve) one first, and [leases](OperationTable::lease_reserved) it if it must.
 //!
 //! **Promises.** No lock, no allocation and no system call, apart from a task that really waits: its waker is behind a mutex that
 //! nobody holds for long; it is [deferred](crate::wait::wakers), so who ends operations lets the wakers run when it holds nothing. An operation
@@ -38,7 +34,7 @@ use super::cell::UnsafeCell;
 use crate::wait::wakers;
 use sync::{AtomicU64, Mutex};
 
-pub(crate) use sides::{EngineSide, FutureSide, PrivateSide};
+pub(crate) use sides::{EngineSide, FutureSide};
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -111,10 +107,9 @@ pub(crate) struct OperationKey {
     pub(crate) generation: u32,
 }
 
-/// An entry that is in no list: the engine keeps it for the next operation that it starts. Only the engine has it, so a function that
-/// takes it is called by the thread that runs the engine.
-#[derive(Debug, Default)]
-pub(crate) struct SpareEntry(Option<u32>);
+/// An entry that is in no list and has no operation.
+#[derive(Debug)]
+pub(crate) struct ReservedEntry(u32);
 
 impl<T, O: Orders> OperationTable<T, O> {
     pub(crate) fn new(entries: u32) -> OperationTable<T, O> {
@@ -188,14 +183,14 @@ impl<T, O: Orders> OperationTable<T, O> {
 
     /// Puts the value of a new operation into an entry that is in no list.
     #[inline]
-    fn fill(&self, index: u32, value: T, word: impl Fn(u32) -> OperationWord) -> OperationKey {
+    fn fill(&self, index: u32, value: T) -> OperationKey {
         let entry = &self.entries[index as usize];
-        // SAFETY: the entry was in the free list, or is the engine's spare entry, and only this thread has taken it. Nobody else
-        // accesses the value before it is submitted or given back. There is no former value: `retire` and `resolve` have taken it.
+        // SAFETY: the entry was in the free list, and only this thread has taken it. Nobody else accesses the value before it is submitted or
+        // given back. There is no former value: `retire` and `take` have taken it.
         entry.value.with_mut(|at| unsafe { at.write(Some(value)) });
         let generation = OperationWord::from_bits(entry.word.load(Relaxed)).generation();
         // `cancel_all` may see it from here on. It does not touch the value.
-        entry.word.store(word(generation).bits(), Relaxed);
+        entry.word.store(OperationWord::leased(generation).bits(), Relaxed);
         OperationKey { table: self.id, index, generation }
     }
 
@@ -203,41 +198,27 @@ impl<T, O: Orders> OperationTable<T, O> {
     #[inline]
     pub(crate) fn lease(&self, value: T) -> Result<FutureSide, T> {
         match self.pop_free() {
-            Some(index) => Ok(FutureSide(self.fill(index, value, OperationWord::leased))),
+            Some(index) => Ok(FutureSide(self.fill(index, value))),
             None => Err(value),
         }
     }
 
-    /// Starts an operation that the engine has at once: it is not submitted. Hands the value back if all entries are in use.
-    #[inline(always)]
-    pub(crate) fn lease_private(
-        &self,
-        value: T,
-        spare: &mut SpareEntry,
-    ) -> Result<(PrivateSide, EngineSide), T> {
-        match spare.0.take().or_else(|| self.pop_free()) {
-            Some(index) => {
-                let key = self.fill(index, value, OperationWord::private);
-                Ok((PrivateSide(key), EngineSide(key)))
-            }
-            None => Err(value),
-        }
-    }
-
-    /// Makes sure that there is a spare entry, so that the next `lease_private` finds one. Returns false if all entries are in use.
+    /// Takes an entry for an operation that may need one. `None`: all are in use.
     #[inline]
-    pub(crate) fn reserve_spare(&self, spare: &mut SpareEntry) -> bool {
-        if spare.0.is_none() {
-            spare.0 = self.pop_free();
-        }
-        spare.0.is_some()
+    pub(crate) fn reserve(&self) -> Option<ReservedEntry> {
+        self.pop_free().map(ReservedEntry)
     }
 
-    /// Puts the spare entry into the free list.
-    pub(crate) fn free_spare(&self, spare: &mut SpareEntry) {
-        if let Some(index) = spare.0.take() {
-            self.push_free(index);
-        }
+    /// Puts a reserved entry into the free list.
+    pub(crate) fn free_reserved(&self, entry: ReservedEntry) {
+        self.push_free(entry.0);
+    }
+
+    /// Starts an operation that the engine has at once: it is not submitted.
+    #[inline]
+    pub(crate) fn lease_reserved(&self, entry: ReservedEntry, value: T) -> (FutureSide, EngineSide) {
+        let key = self.fill(entry.0, value);
+        (FutureSide(key), EngineSide(key))
     }
 
     /// Hands a leased operation to the engine. To be called once.
@@ -310,13 +291,8 @@ impl<T, O: Orders> OperationTable<T, O> {
 
     /// Ends an operation, from any thread that has its future, or the engine. Returns whether it had not ended before.
     pub(crate) fn end(&self, key: OperationKey, cause: u16) -> bool {
-        self.end_if(key, cause, |_| true)
-    }
-
-    fn end_if(&self, key: OperationKey, cause: u16, condition: impl Fn(OperationWord) -> bool) -> bool {
-        let change = |word: OperationWord| if condition(word) { word.end(cause) } else { None };
         // AcqRel: what the thread did before it ended the operation is visible to who sees the end.
-        match self.update(key, Ordering::AcqRel, change) {
+        match self.update(key, Ordering::AcqRel, |word| word.end(cause)) {
             Some((before, _)) => {
                 self.wake_if(key, before);
                 true
@@ -332,8 +308,7 @@ impl<T, O: Orders> OperationTable<T, O> {
                 OperationWord::from_bits(self.entries[index as usize].word.load(Relaxed)).generation();
             OperationKey { table: self.id, index, generation }
         });
-        // One that is private counts as started after this.
-        all.filter(|key| self.end_if(*key, cause, |word| !word.is_private())).count()
+        all.filter(|key| self.end(*key, cause)).count()
     }
 
     #[inline]

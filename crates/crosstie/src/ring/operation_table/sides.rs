@@ -1,11 +1,11 @@
-//! Who has an operation: its future, the engine, or the thread that is starting it.
+//! Who has an operation: its future, and the engine.
 
 use core::sync::atomic::Ordering::{self, Relaxed};
 use core::task::Waker;
 
 use crosstie_protocol::endpoint::operation::OperationWord;
 
-use super::{OperationKey, OperationTable, Orders, SpareEntry, lock};
+use super::{OperationKey, OperationTable, Orders, lock};
 
 /// The future's side of an operation. There is one.
 #[derive(Debug)]
@@ -14,11 +14,6 @@ pub(crate) struct FutureSide(pub(super) OperationKey);
 /// The engine's side of an operation. There is one.
 #[derive(Debug)]
 pub(crate) struct EngineSide(pub(super) OperationKey);
-
-/// An operation that is being started by the thread that runs the engine. There is one for an operation, and it becomes the value or
-/// the future's side.
-#[derive(Debug)]
-pub(crate) struct PrivateSide(pub(super) OperationKey);
 
 impl EngineSide {
     #[inline]
@@ -84,13 +79,6 @@ impl EngineSide {
         change: impl Fn(OperationWord) -> Option<OperationWord>,
     ) -> Option<bool> {
         let entry = table.entry(self.0);
-        let word = &entry.word;
-        let private = OperationWord::from_bits(word.load(Relaxed));
-        if private.is_private() {
-            // Nobody else changes the word. Release, partner: the Acquire load in `resolve`.
-            word.store(change(private)?.bits(), Ordering::Release);
-            return Some(!private.is_ended());
-        }
         // Only this side gives the value back, and only once.
         let (before, after) = entry.update(self.0, O::GIVE_BACK, change)?;
         if after.is_unused() {
@@ -99,45 +87,6 @@ impl EngineSide {
             table.wake_if(self.0, before);
         }
         Some(!before.is_ended())
-    }
-}
-
-impl PrivateSide {
-    /// Whether the value is back.
-    #[inline]
-    pub(crate) fn is_back<T, O: Orders>(&self, table: &OperationTable<T, O>) -> bool {
-        table.word(self.0).is_back()
-    }
-
-    /// Takes the value if it is back and the operation has ended with this cause. Else publishes the operation: it has a future then.
-    /// `accept` may refuse the value, so that it stays in the entry.
-    #[inline(always)]
-    pub(crate) fn resolve<T, O: Orders>(
-        self,
-        table: &OperationTable<T, O>,
-        spare: &mut SpareEntry,
-        cause: u16,
-        accept: impl FnOnce(&T) -> bool,
-    ) -> Result<T, FutureSide> {
-        let entry = table.entry(self.0);
-        let word = entry.word();
-        let value = if word.is_back() && word.cause() == cause {
-            // SAFETY: the value is back, so the engine does not access it any more, and there is no future: only this side accesses
-            // it. The engine's accesses happened before the change of the word that was loaded above.
-            entry.value.with_mut(|at| unsafe { (*at).take_if(|value| accept(value)) })
-        } else {
-            None
-        };
-        let Some(value) = value else {
-            // While it was private nobody else changed the word: only the engine could.
-            entry.word.store(word.publish().bits(), Relaxed);
-            return Err(FutureSide(self.0));
-        };
-        entry.word.store(word.retire().bits(), Relaxed);
-        // There is at most one: `lease_private` has taken it before.
-        table.free_spare(spare);
-        spare.0 = Some(self.0.index);
-        Ok(value)
     }
 }
 
