@@ -269,8 +269,7 @@ impl<H: Handlers<(), u32>> Typed<H> {
                         answered += 1;
                     }
                 }
-                self.server.poll(|_, _| ());
-                self.service.serve(&self.server);
+                self.service.poll(&self.server, |_, _| ());
             }
             calls.clear();
         }
