@@ -83,7 +83,7 @@ impl Server {
         match request.reply(bytes) {
             Ok(()) if bytes == STOP => self.is_stopped = true,
             Ok(()) => self.served += 1,
-            Err((cause, _)) => self.failed = Some(cause),
+            Err(error) => self.failed = Some(error.cause),
         }
     }
 }

@@ -211,8 +211,8 @@ impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
                     count += 1;
                 }
                 message.set_number(response_number(number));
-                if let Err((cause, _)) = request.reply((**message).as_ref()) {
-                    failed = Some(Error::rpc("replying")(cause));
+                if let Err(error) = request.reply((**message).as_ref()) {
+                    failed = Some(Error::rpc("replying")(error.cause));
                 }
             },
             |_, _, _| (),

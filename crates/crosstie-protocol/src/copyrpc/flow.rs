@@ -1,5 +1,13 @@
 //! Flow control between two peers: the sizes that both must know, the figures that the invariant is about, and the
 //! WRITEs that carry batches and credit.
+//!
+//! Credit is ring space for responses, in bytes. It has three words:
+//!
+//! | word | credit that |
+//! | --- | --- |
+//! | `credit_available` | the peer has granted to this side, and no pending call of this side uses |
+//! | `credit_granted` | the peer has granted to this side and not got back: `credit_available`, and what pending calls use |
+//! | `credit_reserved` | this side has granted to the peer and not got back (R): ring space of the peer that is reserved for responses. It is the `credit_granted` of the peer, as far as that knows |
 
 use alloc::vec::Vec;
 
@@ -75,11 +83,11 @@ pub struct FlowState {
     /// Bytes written to the peer's ring, or about to be, that the peer has not released as far as this side knows.
     pub in_flight: u64,
     /// R: credit granted to the peer for responses that this side has not placed yet.
-    pub reserved: u64,
+    pub credit_reserved: u64,
     /// C: bytes of the peer's ring.
     pub capacity: u64,
     /// Credit that this side has left for its calls.
-    pub balance: u64,
+    pub credit_available: u64,
     /// Calls of this side that wait for their response.
     pub pending: usize,
 }
@@ -87,33 +95,46 @@ pub struct FlowState {
 impl FlowState {
     /// The invariant of the protocol: `in_flight + 2R <= C`.
     pub fn invariant_holds(&self) -> bool {
-        self.in_flight + 2 * self.reserved <= self.capacity
+        self.in_flight + 2 * self.credit_reserved <= self.capacity
     }
 }
 
-/// One WRITE with immediate to post: `len` bytes from `offset` of the staging ring to `offset` of the peer's ring.
+/// One WRITE with immediate to post, to `offset` of the peer's ring. Nothing has changed until it is
+/// [posted](super::Endpoint::write_posted): a batch that cannot be posted stays open, and may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RingWrite {
-    /// The same in both rings.
+#[must_use = "a WRITE that was posted must be noted"]
+pub struct Write {
+    /// The same in the staging ring and in the peer's ring.
     pub offset: usize,
     /// Bytes to write. A wrap marker has 32, however many bytes it skips.
     pub len: usize,
-    /// The head of a compact batch. Its WRITE carries this head and, behind it, the payload from
-    /// [`payload_offset`](RingWrite::payload_offset) of the staging ring.
-    pub compact: Option<wire::CompactHead>,
     /// The immediate.
     pub imm: u32,
-    /// The caller encodes this to `offset` of the staging ring before it posts the WRITE, unless the batch is compact.
+    /// What is in front of the messages. The caller encodes it to `offset` of the staging ring before it posts the WRITE, unless the batch
+    /// is compact.
     pub metadata: wire::FlowMetadata,
-    /// For counters.
-    pub kind: RingWriteKind,
+    /// The head of a compact batch, in place of metadata and header. The WRITE carries this head and, behind it, the payload from
+    /// [`payload_offset`](Write::payload_offset) of the staging ring.
+    pub compact: Option<wire::CompactHead>,
+    /// The position behind it.
+    pub(super) end: u64,
 }
 
-impl RingWrite {
+impl Write {
     /// Where the payload of the first message is in the staging ring.
     #[inline]
     pub const fn payload_offset(&self) -> usize {
         self.offset + wire::FLOW_METADATA_SIZE + wire::HEADER_SIZE
+    }
+
+    /// What it carries, for counters.
+    #[inline]
+    pub const fn kind(&self) -> WriteKind {
+        match self.metadata.message_count {
+            wire::WRAP_MESSAGE_COUNT => WriteKind::Wrap,
+            0 => WriteKind::Credit,
+            _ => WriteKind::Batch,
+        }
     }
 
     /// The bytes of the WRITE, if the staging ring is a slice. For simulations and tests, which have no device.
@@ -131,43 +152,9 @@ impl RingWrite {
     }
 }
 
-/// A short message that is alone in its batch, as a compact batch to post: a head, and the payload behind it. Nothing has changed until it
-/// was posted; if it cannot be posted, it is forgotten.
+/// What a [`Write`] carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use = "a batch that was posted must be noted"]
-pub struct CompactWrite {
-    /// Where the batch goes in the peer's ring.
-    pub offset: usize,
-    /// Bytes of the payload.
-    pub payload_len: usize,
-    /// The immediate.
-    pub imm: u32,
-    /// The bytes in front of the payload.
-    pub head: wire::CompactHead,
-    /// The end of the batch.
-    pub(super) end: u64,
-    pub(super) credit_grant: u64,
-    /// The consumer position in the head.
-    pub(super) consumer: u64,
-}
-
-impl CompactWrite {
-    /// Where the payload is in the staging ring, if the message was placed there.
-    #[inline]
-    pub const fn payload_offset(&self) -> usize {
-        self.offset + wire::FLOW_METADATA_SIZE + wire::HEADER_SIZE
-    }
-
-    /// Bytes that the batch occupies in the ring if its message is placed first: only then is it known whether the batch is compact.
-    #[inline]
-    pub const fn placed_len(&self) -> u64 {
-        wire::FLOW_METADATA_SIZE as u64 + wire::padded_size(self.payload_len as u32)
-    }
-}
-
-/// What a [`RingWrite`] carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RingWriteKind {
+pub enum WriteKind {
     /// Messages.
     Batch,
     /// A wrap marker, which skips the rest of the ring.

@@ -10,6 +10,14 @@ pub trait RingBytes {
     fn load_words(&self, offset: usize) -> [u64; 2];
 }
 
+/// The head of a compact batch that came with its completion: all that the endpoint loads of such a batch.
+impl RingBytes for [u64; 2] {
+    #[inline(always)]
+    fn load_words(&self, _: usize) -> [u64; 2] {
+        *self
+    }
+}
+
 impl RingBytes for [u8] {
     #[inline]
     fn load_words(&self, offset: usize) -> [u64; 2] {
@@ -37,86 +45,55 @@ impl Placement {
     }
 }
 
-/// A message from the peer. Its payload stays where it is until the next message is asked for; longer if it is
+/// What the payload of an outgoing message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Bytes for the peer's application.
+    Bytes,
+    /// A descriptor of bulk memory, see [`BulkRequest`](super::BulkRequest), or what became of it.
+    Bulk,
+}
+
+impl Content {
+    /// The flag in the length of the message.
+    #[inline]
+    pub(super) const fn flag(self) -> u32 {
+        match self {
+            Content::Bytes => 0,
+            Content::Bulk => wire::BULK_FLAG,
+        }
+    }
+}
+
+/// A message from the peer. Its payload is at an offset of the receive ring, and stays there until the next message is asked for; longer if it is
 /// [held](super::Endpoint::hold).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "somebody waits for it"]
-pub enum ReceivedMessage<U> {
-    /// The peer calls this side.
-    Request(ReceivedRequest),
-    /// The peer replies to a call of this side.
-    Response(ReceivedResponse<U>),
-}
-
-/// A message from the peer that is not a bulk message. As for a [`ReceivedMessage`], its payload stays where it is until the next message is
-/// asked for, unless it is [held](super::Endpoint::hold).
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "somebody waits for it"]
-pub enum UsualMessage<U> {
-    /// The peer calls this side.
-    Request {
-        /// Offset of the payload in the receive ring.
-        offset: usize,
-        /// Bytes of payload.
-        len: usize,
-        /// For [`Endpoint::reply`](super::Endpoint::reply).
-        reply_token: ReplyToken,
-    },
-    /// The peer replies to a call of this side, which is no longer pending.
-    Response {
-        /// What the caller attached to the call; `None` if the call was abandoned.
-        user: Option<U>,
-        /// Offset of the payload in the receive ring.
-        offset: usize,
-        /// Bytes of payload.
-        len: usize,
-    },
-}
-
-/// The message of a compact batch, whose payload the caller has copied: its ring space is released already.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the peer may wait for the reply"]
-pub enum CompactMessage<U> {
-    /// The peer calls this side.
+pub enum Message<U> {
+    /// The peer calls this side, which must reply.
     Request {
         /// For [`Endpoint::reply`](super::Endpoint::reply).
         reply_token: ReplyToken,
+        /// Offset of the payload.
+        offset: usize,
+        /// Bytes of payload.
+        len: usize,
+        /// Whether the payload is a descriptor, see [`BulkRequest`](super::BulkRequest).
+        is_bulk: bool,
     },
     /// The peer replies to a call of this side, which is no longer pending.
     Response {
+        /// Bits of the [`CallId`](super::CallId).
+        call: u32,
         /// What the caller attached to the call; `None` if the call was abandoned.
         user: Option<U>,
+        /// Offset of the payload.
+        offset: usize,
+        /// Bytes of payload.
+        len: usize,
+        /// Whether the payload is a length or a refusal, see [`decode_bulk_response`](super::decode_bulk_response).
+        is_bulk: bool,
     },
-}
-
-/// A call of the peer. The application must reply to it.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the peer waits for the reply"]
-pub struct ReceivedRequest {
-    /// Offset of the payload in the receive ring.
-    pub offset: usize,
-    /// Bytes of payload.
-    pub len: usize,
-    /// Whether the payload is a descriptor, see [`BulkRequest`](super::BulkRequest).
-    pub bulk: bool,
-    /// For [`Endpoint::reply`](super::Endpoint::reply).
-    pub reply_token: ReplyToken,
-}
-
-/// The response to a call of this side.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the caller waits for it"]
-pub struct ReceivedResponse<U> {
-    /// Bits of the [`CallId`](super::CallId) of the call, which is no longer pending.
-    pub call: u32,
-    /// What the caller attached to the call; `None` if the call was abandoned.
-    pub user: Option<U>,
-    /// Offset of the payload in the receive ring.
-    pub offset: usize,
-    /// Bytes of payload.
-    pub len: usize,
-    /// Whether the payload is a length or a refusal, see [`decode_bulk_response`](super::decode_bulk_response).
-    pub bulk: bool,
 }
 
 /// The right to reply to one request. Credit is reserved for the reply, so there is always room for it.
@@ -137,6 +114,13 @@ impl ReplyToken {
     #[inline]
     pub(super) fn allowance(&self) -> u64 {
         u64::from(self.blocks.get()) * ALIGNMENT
+    }
+
+    /// The header of the reply.
+    #[inline]
+    pub(super) fn header(&self, content: Content, len: usize) -> Header {
+        let (call_id, piggyback) = (self.call_id | wire::RESPONSE_FLAG, self.blocks.get());
+        Header { call_id, piggyback, payload_len: len as u32 | content.flag() }
     }
 }
 

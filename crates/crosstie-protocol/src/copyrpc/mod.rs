@@ -9,7 +9,7 @@
 //! bytes of its ring the batch took. `docs/wire-format.md` draws the bytes.
 //!
 //! ```text
-//!        call, reply                        accept_batch, next_message, hold, release
+//!        call, reply                        accept, next_message, hold, release
 //!   caller ──────────> staging ring ═══WRITE+IMM═══> receive ring ──────────> callee
 //!      next_write, write_posted   (same offsets, same size)
 //!          <────────── receive ring <═══WRITE+IMM═══ staging ring <──────────
@@ -37,19 +37,19 @@
 //! # let (mut client, mut server) = (Endpoint::<&str>::new(&params)?, Endpoint::<()>::new(&params)?);
 //! # let (mut staging, mut ring) = (vec![0u8; 4096], vec![0u8; 4096]);
 //! // A call is written to the staging ring...
-//! let (_, placement) = client.call(5, 100, "attached").unwrap();
+//! let (_, placement) = client.call(Content::Bytes, 5, 100, "attached").unwrap();
 //! staging[placement.offset..][..12].copy_from_slice(&placement.header.encode());
 //! staging[placement.payload_offset()..][..5].copy_from_slice(b"hello");
 //! // ...and goes to the peer with the next poll.
 //! while let Some(write) = client.next_write() {
 //!     ring[write.offset..][..write.len].copy_from_slice(&write.bytes(&mut staging)); // the WRITE
-//!     client.write_posted();
+//!     client.write_posted(&write);
 //!     // The peer gets a completion with the immediate.
-//!     server.accept_batch(write.imm, ring.as_slice())?;
+//!     server.accept(write.imm, ring.as_slice())?;
 //!     while let Some(message) = server.next_message(ring.as_slice())? {
-//!         let ReceivedMessage::Request(request) = message else { continue };
-//!         assert_eq!(&ring[request.offset..][..request.len], b"hello");
-//!         let reply = server.reply(request.reply_token, 5).unwrap();
+//!         let Message::Request { reply_token, offset, len, .. } = message else { continue };
+//!         assert_eq!(&ring[offset..][..len], b"hello");
+//!         let reply = server.reply(Content::Bytes, reply_token, 5).unwrap();
 //! #       assert_eq!(reply.header.payload_len, 5);
 //!     }
 //! }
@@ -67,6 +67,9 @@ macro_rules! rule_broken {
     }};
 }
 
+#[macro_use]
+mod violation;
+
 mod bulk;
 mod endpoint;
 mod flow;
@@ -76,7 +79,6 @@ mod receiver;
 mod sender;
 #[cfg(test)]
 mod tests;
-mod violation;
 pub mod wire;
 
 pub use bulk::{
@@ -84,11 +86,8 @@ pub use bulk::{
     decode_bulk_response,
 };
 pub use endpoint::Endpoint;
-pub use flow::{CompactWrite, FlowParams, FlowState, MAX_RING, MIN_RING, Progress, RingWrite, RingWriteKind};
-pub use message::{
-    CompactMessage, Placement, ReceivedMessage, ReceivedRequest, ReceivedResponse, ReplyToken, RingBytes,
-    UsualMessage,
-};
+pub use flow::{FlowParams, FlowState, MAX_RING, MIN_RING, Progress, Write, WriteKind};
+pub use message::{Content, Message, Placement, ReplyToken, RingBytes};
 pub use pending_calls::{CallId, MAX_PENDING_CALLS};
 pub use receiver::HeldSpace;
 pub use violation::{FlowParamsError, Refusal, ReplyError, Violation};

@@ -75,44 +75,36 @@ impl<U> PendingCalls<U> {
         self.entries.len() - self.free as usize
     }
 
-    /// The id of the next call that is added. The table is not full.
-    #[inline(always)]
-    pub(super) fn next_id(&self) -> CallId {
-        CallId(self.entries[self.first_free as usize].key)
-    }
-
     /// Adds a call. The table is not full.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, blocks: u32, user: U) -> CallId {
-        let PendingCalls { entries, first_free, free, .. } = self;
-        FreeEntry { entry: &mut entries[*first_free as usize], first_free, free }.fill(blocks, user)
+        let entry = &mut self.entries[self.first_free as usize];
+        self.first_free = entry.next;
+        self.free -= 1;
+        entry.blocks = blocks;
+        entry.user = Some(user);
+        CallId(entry.key)
     }
 
-    /// The entry for the next call. `None`: the table is full.
+    /// Removes a call that [is pending](PendingCalls::blocks). Returns what the caller attached, if the call was not abandoned.
     #[inline(always)]
-    pub(super) fn free_entry(&mut self) -> Option<FreeEntry<'_, U>> {
-        let PendingCalls { entries, first_free, free, .. } = self;
-        Some(FreeEntry { entry: entries.get_mut(*first_free as usize)?, first_free, free })
-    }
-
-    /// The entry of a call that is pending and took so many blocks of credit. An entry that is free has none; so the caller checks that they are
-    /// enough for a response.
-    #[inline(always)]
-    pub(super) fn find(&mut self, bits: u32, blocks: u32) -> Option<PendingEntry<'_, U>> {
-        let key = CallKey::from_bits(bits);
-        let PendingCalls { entries, first_free, free, .. } = self;
-        let entry = entries.get_mut(key.index() as usize)?;
-        (entry.key == key && entry.blocks == blocks).then_some(PendingEntry {
-            entry,
-            first_free,
-            free,
-            #[cfg(test)]
-            one_generation: self.one_generation,
-        })
+    pub(super) fn remove(&mut self, bits: u32) -> Option<U> {
+        let index = CallKey::from_bits(bits).index();
+        let entry = &mut self.entries[index as usize];
+        entry.key = entry.key.next();
+        #[cfg(test)]
+        if self.one_generation {
+            entry.key = CallKey::from_bits(bits);
+        }
+        entry.blocks = 0;
+        entry.next = self.first_free;
+        self.first_free = index;
+        self.free += 1;
+        entry.user.take()
     }
 
     /// The blocks of credit that this call took, if it is pending.
-    #[inline]
+    #[inline(always)]
     pub(super) fn blocks(&self, bits: u32) -> Option<u32> {
         let key = CallKey::from_bits(bits);
         let entry = self.entries.get(key.index() as usize)?;
@@ -136,53 +128,6 @@ impl<U> PendingCalls<U> {
     }
 }
 
-/// A free entry of the table.
-pub(super) struct FreeEntry<'t, U> {
-    entry: &'t mut Entry<U>,
-    first_free: &'t mut u32,
-    free: &'t mut u32,
-}
-
-impl<U> FreeEntry<'_, U> {
-    /// Adds a call.
-    #[inline(always)]
-    pub(super) fn fill(self, blocks: u32, user: U) -> CallId {
-        *self.first_free = self.entry.next;
-        *self.free -= 1;
-        self.entry.blocks = blocks;
-        self.entry.user = Some(user);
-        CallId(self.entry.key)
-    }
-}
-
-/// The entry of a pending call.
-pub(super) struct PendingEntry<'t, U> {
-    entry: &'t mut Entry<U>,
-    first_free: &'t mut u32,
-    free: &'t mut u32,
-    #[cfg(test)]
-    one_generation: bool,
-}
-
-impl<U> PendingEntry<'_, U> {
-    /// Removes the call. Returns what the caller attached, if it was not abandoned.
-    #[inline(always)]
-    pub(super) fn remove(self) -> Option<U> {
-        let entry = self.entry;
-        let key = entry.key;
-        entry.key = key.next();
-        #[cfg(test)]
-        if self.one_generation {
-            entry.key = key;
-        }
-        entry.blocks = 0;
-        entry.next = *self.first_free;
-        *self.first_free = key.index();
-        *self.free += 1;
-        entry.user.take()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,14 +140,9 @@ mod tests {
         let b = table.insert(3, 'b');
         assert!(table.is_full());
         assert_eq!((table.blocks(a.bits()), table.blocks(b.bits())), (Some(2), Some(3)));
-        let remove = |table: &mut PendingCalls<char>, id: CallId| {
-            let blocks = table.blocks(id.bits()).unwrap();
-            table.find(id.bits(), blocks).unwrap().remove()
-        };
-        assert!(table.find(a.bits(), 3).is_none(), "other credit");
-        assert_eq!(remove(&mut table, a), Some('a'));
-        assert!(table.find(a.bits(), 2).is_none() && table.find(a.bits() + (1 << 16), 2).is_none());
+        assert_eq!(table.remove(a.bits()), Some('a'));
         assert_eq!(table.blocks(a.bits()), None, "answered twice");
+        assert_eq!(table.blocks(a.bits() + (1 << 16)), None, "its index is free");
         let c = table.insert(4, 'c');
         assert_ne!(c, a, "another generation");
         assert_eq!(table.blocks(a.bits()), None);
@@ -214,7 +154,7 @@ mod tests {
         assert!(!table.has_user(b));
         assert_eq!(table.abandon(b), None);
         assert_eq!(table.blocks(b.bits()), Some(3), "its credit is still out");
-        assert_eq!(remove(&mut table, b), None);
+        assert_eq!(table.remove(b.bits()), None);
         assert_eq!(table.abandon_all().collect::<Vec<_>>(), ['c']);
         assert_eq!(table.len(), 1);
     }
@@ -224,7 +164,7 @@ mod tests {
         let mut table = PendingCalls::new(4);
         let ids: Vec<_> = (0..4).map(|i| table.insert(2, i)).collect();
         for &i in &[2, 0, 3, 1] {
-            assert_eq!(table.find(ids[i].bits(), 2).unwrap().remove(), Some(i));
+            assert_eq!(table.remove(ids[i].bits()), Some(i));
         }
         let again: Vec<_> = (0..4).map(|i| table.insert(2, i).0.index()).collect();
         assert_eq!(again, [1, 3, 0, 2]);

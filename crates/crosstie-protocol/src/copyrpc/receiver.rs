@@ -22,10 +22,10 @@ use core::num::NonZeroU64;
 use core::ops::Range;
 
 use super::message::RingBytes;
-use super::violation::Violation;
+use super::violation::{Report, Violation};
 use super::wire::{
-    self, ALIGNMENT, COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, FLOW_METADATA_SIZE, FlowMetadata,
-    HEADER_SIZE, Header, MAX_COMPACT_PAYLOAD, WRAP_MESSAGE_COUNT,
+    self, ALIGNMENT, COMPACT_FLAG, COMPACT_HEAD_SIZE, FLOW_METADATA_SIZE, HEADER_SIZE, Header,
+    MAX_COMPACT_PAYLOAD,
 };
 
 const METADATA: u64 = FLOW_METADATA_SIZE as u64;
@@ -41,33 +41,40 @@ pub(super) struct Receiver {
     cursor: u64,
     /// End of what was parsed and is not lent. Equal to `cursor` while no message is lent.
     passed: u64,
-    /// Messages of the current batch that have not been parsed. That of a compact batch does not count.
+    /// Messages of the current batch that have not been parsed.
     messages_left: u32,
-    /// The message of a compact batch, until `next_message` returns it.
+    /// The message of a compact batch, until it is parsed.
     compact: Option<Header>,
     /// Everything before this was released. The method `consumer` brings it up to date.
     consumer: u64,
     /// One bit for each block of the ring, set if a held message starts there. Only positions in `consumer..passed` have bits
     /// set; that range is at most one ring long.
     held: Box<[u64]>,
+    /// Bits that are set.
+    held_messages: u32,
     #[cfg(test)]
     pub(super) broken_rule: Option<super::tests::BrokenRule>,
 }
 
-/// What is in front of the messages of a batch.
-pub(super) enum BatchFront {
-    Metadata(FlowMetadata),
-    Compact(CompactHead),
+/// Where a batch is that an immediate has announced.
+#[derive(Clone, Copy)]
+pub(super) struct BatchPlace {
+    pub(super) offset: u64,
+    /// Bytes up to the next batch.
+    pub(super) delta: u64,
+    /// The length of the payload, if the batch is compact.
+    pub(super) compact: Option<u32>,
 }
 
-/// The header of a message that is not a bulk message, and whose length was checked.
-pub(super) struct UsualHeader {
+/// The header of a message, as it was loaded.
+#[derive(Clone, Copy)]
+pub(super) struct NextMessage {
     pub(super) header: Header,
     /// The offset of the payload.
     pub(super) offset: usize,
-    /// Bytes of the message in the ring, and bytes up to the end of the batch.
-    pub(super) size: u64,
-    pub(super) left: u64,
+    /// Bytes up to the end of the batch.
+    left: u64,
+    is_compact: bool,
     /// Whether it is the last message of the batch.
     pub(super) is_last: bool,
 }
@@ -82,7 +89,7 @@ pub struct HeldSpace {
 }
 
 impl HeldSpace {
-    #[inline(always)]
+    #[inline]
     fn new(position: u64) -> HeldSpace {
         HeldSpace { position: NonZeroU64::MIN | position }
     }
@@ -101,253 +108,153 @@ impl Receiver {
             compact: None,
             consumer: 0,
             held: vec![0; words].into_boxed_slice(),
+            held_messages: 0,
             #[cfg(test)]
             broken_rule: None,
         }
     }
 
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
     /// Where the batch that `imm` announces should be. Nothing is checked, but it is inside the ring.
-    #[inline(always)]
+    #[inline]
     pub(super) fn announced_batch(&self, imm: u32) -> Range<usize> {
         let start = self.offset(self.received);
         let end = self.capacity.min(start + wire::decode_imm(imm & !COMPACT_FLAG));
         start as usize..end as usize
     }
 
-    /// Accepts the batch that `imm` announced, and returns what is in front of its messages. They
-    /// come from `next_message`.
+    /// Checks that the batch which `imm` announces is inside the ring, in space that is free. The [consumer position](Receiver::consumer) is
+    /// up to date.
     #[inline(always)]
-    pub(super) fn accept_batch<B: RingBytes + ?Sized>(
-        &mut self,
-        imm: u32,
-        ring: &B,
-    ) -> Result<BatchFront, Violation> {
-        self.pass_lent();
-        if self.cursor != self.received {
-            return Err(Violation::TrailingBytes { unused: self.received - self.cursor });
-        }
-        let is_compact = imm & COMPACT_FLAG != 0;
-        let delta = if is_compact {
-            let payload_len = imm & !COMPACT_FLAG;
-            if payload_len > MAX_COMPACT_PAYLOAD {
-                return Err(Violation::CompactTooLong { payload_len });
+    pub(super) fn check_place<R: Report<Violation>>(&self, imm: u32) -> Result<BatchPlace, R> {
+        let compact = (imm & COMPACT_FLAG != 0).then_some(imm & !COMPACT_FLAG);
+        let delta = match compact {
+            Some(payload_len) => {
+                ensure!(payload_len <= MAX_COMPACT_PAYLOAD, Violation::CompactTooLong { payload_len });
+                wire::compact_size(payload_len)
             }
-            wire::compact_size(payload_len)
-        } else {
-            wire::decode_imm(imm)
+            None => wire::decode_imm(imm),
         };
-        if delta < METADATA {
-            return Err(Violation::ShortBatch { delta });
-        }
-        let offset = self.check_place(delta)?;
-        if is_compact {
-            let head = CompactHead::from_numbers(ring.load_words(offset as usize));
-            let CompactHead { call_id, piggyback, .. } = head;
-            self.compact = Some(Header { call_id, piggyback, payload_len: imm & !COMPACT_FLAG });
-            self.received += delta;
-            return Ok(BatchFront::Compact(head));
-        }
-        let metadata = FlowMetadata::from_words([0, 16].map(|at| ring.load_words(offset as usize + at)))?;
-        if metadata.message_count != WRAP_MESSAGE_COUNT {
-            self.received += delta;
-            self.cursor += METADATA;
-            self.pass_lent();
-            self.messages_left = metadata.message_count;
-            return Ok(BatchFront::Metadata(metadata));
-        }
-        // A marker at the start would skip a whole ring, for nothing.
-        if offset + delta != self.capacity || offset == 0 {
-            return Err(Violation::BadWrap { offset, delta });
-        }
+        let (offset, free) = (self.offset(self.received), self.capacity - (self.received - self.consumer));
+        let unused = self.received - self.cursor;
+        ensure!(self.messages_left == 0, Violation::TrailingBytes { unused });
+        ensure!(delta >= METADATA, Violation::ShortBatch { delta });
+        ensure!(delta <= free, Violation::Overrun { delta, free });
+        ensure!(offset + delta <= self.capacity, Violation::AcrossEnd { offset, delta });
+        Ok(BatchPlace { offset, delta, compact })
+    }
+
+    /// Skips the rest of the ring, which a marker has announced.
+    #[cold]
+    pub(super) fn skip_to_end(&mut self, place: &BatchPlace) {
         // The announced delta is the skip. A skip that is computed from the offset behind the marker would be a whole ring
         // when the marker is in the last block.
         let skip = if rule_broken!(self, SkipFromOffset) {
             METADATA + self.capacity - self.offset(self.received + METADATA)
         } else {
-            delta
+            place.delta
         };
-        self.received += skip;
-        self.cursor = self.received;
-        self.pass_lent();
-        Ok(BatchFront::Metadata(metadata))
+        self.begin_batch(&BatchPlace { delta: skip, ..*place }, skip, 0, None);
     }
 
-    /// Accepts a compact batch whose bytes the caller has copied, and releases its space.
+    /// Begins a batch, whose first message is `front` bytes behind its start. The first message of a compact batch comes from its head.
     #[inline(always)]
-    pub(super) fn pass_compact(&mut self, payload_len: u32) -> Result<(), Violation> {
-        self.pass_lent();
-        if self.cursor != self.received {
-            return Err(Violation::TrailingBytes { unused: self.received - self.cursor });
-        }
-        if payload_len > MAX_COMPACT_PAYLOAD {
-            return Err(Violation::CompactTooLong { payload_len });
-        }
-        let delta = wire::compact_size(payload_len);
-        let (start, end) = (self.received, self.received + delta);
-        if self.consumer != start {
-            self.check_free(delta)?;
-        }
-        self.check_end(delta)?;
-        if self.consumer == start {
-            // The ring was free, and is free again.
-            self.consumer = end;
-        }
-        self.received = end;
-        self.cursor = end;
-        self.passed = end;
-        self.messages_left = 0;
-        Ok(())
+    pub(super) fn begin_batch(
+        &mut self,
+        place: &BatchPlace,
+        front: u64,
+        messages: u32,
+        compact: Option<Header>,
+    ) {
+        self.cursor = self.received + front;
+        self.received += place.delta;
+        self.messages_left = messages;
+        self.compact = compact;
+        self.pass();
     }
 
-    /// Where a compact batch ends that comes next, if the ring is free and there is room before its end.
+    /// The header of the next message of the batch. Nothing changes before [`take`](Receiver::take).
     #[inline(always)]
-    pub(super) fn compact_end(&self, payload_len: u32) -> Option<u64> {
-        let (start, delta) = (self.received, wire::compact_size(payload_len));
-        // Nothing is held, lent, or left to parse: the consumer position is never ahead of any of that.
-        let is_free = self.consumer == start && payload_len <= MAX_COMPACT_PAYLOAD;
-        (is_free && self.offset(start) + delta <= self.capacity).then_some(start + delta)
-    }
-
-    /// Passes a compact batch and releases its space, see [`compact_end`](Receiver::compact_end).
-    #[inline(always)]
-    pub(super) fn pass_to(&mut self, end: u64) {
-        self.consumer = end;
-        self.received = end;
-        self.cursor = end;
-        self.passed = end;
-        self.messages_left = 0;
-    }
-
-    /// Checks that the next `delta` bytes are free and do not cross the end of the ring. Returns their offset.
-    #[inline(always)]
-    fn check_place(&mut self, delta: u64) -> Result<u64, Violation> {
-        self.check_free(delta)?;
-        self.check_end(delta)
-    }
-
-    /// Checks that the next `delta` bytes are free.
-    #[inline(always)]
-    fn check_free(&mut self, delta: u64) -> Result<(), Violation> {
-        // The consumer position is brought up to date only if the last one leaves no room.
-        if delta > self.capacity - (self.received - self.consumer) {
-            let free = self.capacity - (self.received - self.consumer());
-            if delta > free {
-                return Err(Violation::Overrun { delta, free });
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that the next `delta` bytes do not cross the end of the ring. Returns their offset.
-    #[inline(always)]
-    fn check_end(&self, delta: u64) -> Result<u64, Violation> {
-        let offset = self.offset(self.received);
-        if offset + delta > self.capacity {
-            return Err(Violation::AcrossEnd { offset, delta });
-        }
-        Ok(offset)
-    }
-
-    /// The header of the next message of the batch, if it is not a bulk message and fits into the batch. The caller checks that the last one ends
-    /// with the batch. Nothing changes before [`pass_usual`](Receiver::pass_usual).
-    #[inline(always)]
-    pub(super) fn usual_header<B: RingBytes + ?Sized>(&self, ring: &B) -> Option<UsualHeader> {
-        let left = self.received - self.cursor;
-        if self.messages_left == 0 || left == 0 {
+    pub(super) fn next_message<B: RingBytes + ?Sized>(&self, ring: &B) -> Option<NextMessage> {
+        if self.messages_left == 0 {
             return None;
         }
+        let (left, is_last) = (self.received - self.cursor, self.messages_left == 1);
         let offset = self.offset(self.cursor) as usize;
-        let header = Header::from_words(ring.load_words(offset));
-        let (size, is_last) = (wire::padded_size(header.payload_len), self.messages_left == 1);
-        // The bulk flag makes `payload_len` longer than any ring.
-        if size > left {
-            return None;
-        }
-        Some(UsualHeader { header, offset: offset + HEADER_SIZE, size, left, is_last })
+        let (header, front, is_compact) = match self.compact {
+            Some(header) => (header, COMPACT_HEAD_SIZE, true),
+            None if left == 0 => (Header { call_id: 0, piggyback: 0, payload_len: 0 }, HEADER_SIZE, false),
+            None => (Header::from_words(ring.load_words(offset)), HEADER_SIZE, false),
+        };
+        Some(NextMessage { header, offset: offset + front, left, is_compact, is_last })
     }
 
-    /// Passes the message whose [header](Receiver::usual_header) was found, and lends it.
+    /// Checks that a message is inside its batch, and that the last one ends with it. Returns the bytes that the message takes.
     #[inline(always)]
-    pub(super) fn pass_usual(&mut self, size: u64) {
+    pub(super) fn check_size<R: Report<Violation>>(next: &NextMessage) -> Result<u64, R> {
+        let NextMessage { header, left, is_compact, is_last, .. } = *next;
+        let needs = if is_compact { left } else { wire::padded_size(header.ring_len()) };
+        ensure!(needs <= left, Violation::MessageTooLong { needs, left });
+        ensure!(needs == left || !is_last, Violation::TrailingBytes { unused: left - needs });
+        Ok(needs)
+    }
+
+    /// Takes the next message, which has so many bytes, and lends it.
+    #[inline(always)]
+    pub(super) fn take(&mut self, size: u64) {
         self.passed = self.cursor;
         self.cursor += size;
         self.messages_left -= 1;
-    }
-
-    /// The next message of the batch: its header, and the offset of its payload. It is lent.
-    pub(super) fn next_message<B: RingBytes + ?Sized>(
-        &mut self,
-        ring: &B,
-    ) -> Result<Option<(Header, usize)>, Violation> {
-        self.pass_lent();
-        let left = self.received - self.cursor;
-        let offset = self.offset(self.cursor) as usize;
-        if let Some(header) = self.compact.take() {
-            self.cursor = self.received;
-            return Ok(Some((header, offset + COMPACT_HEAD_SIZE)));
-        }
-        if self.messages_left == 0 {
-            return if left == 0 { Ok(None) } else { Err(Violation::TrailingBytes { unused: left }) };
-        }
-        if left == 0 {
-            return Err(Violation::MessageTooLong { needs: ALIGNMENT, left });
-        }
-        let header = Header::from_words(ring.load_words(offset));
-        let mut needs = wire::padded_size(header.payload_len);
-        if needs > left {
-            // The bulk flag makes `payload_len` longer than any ring. So messages without the flag never get here.
-            needs = bulk_size(header, left)?;
-        }
-        self.cursor += needs;
-        self.messages_left -= 1;
-        Ok(Some((header, offset + HEADER_SIZE)))
+        self.compact = None;
     }
 
     /// Ends the loan of the message that was returned last: its space is free, unless it is held. Nothing is lent afterwards.
     #[inline(always)]
-    pub(super) fn pass_lent(&mut self) {
+    pub(super) fn pass(&mut self) {
         self.passed = self.cursor;
     }
 
     /// Holds the space of the message that is lent. `None` if none is.
-    #[inline(always)]
-    pub(super) fn hold_lent(&mut self) -> Option<HeldSpace> {
+    #[inline]
+    pub(super) fn hold(&mut self) -> Option<HeldSpace> {
         let position = self.passed;
         if position == self.cursor {
             return None;
         }
-        self.pass_lent();
-        self.hold(position);
-        Some(HeldSpace::new(position))
-    }
-
-    #[inline(always)]
-    fn hold(&mut self, position: u64) {
+        self.pass();
         let (word, bit) = self.bit(position);
         if !rule_broken!(self, ReleaseOnParse) {
             self.held[word] |= bit;
+            self.held_messages += 1;
         }
+        Some(HeldSpace::new(position))
     }
 
     /// Whether the current batch has been parsed to its end.
-    #[inline]
+    #[inline(always)]
     pub(super) fn batch_ended(&self) -> bool {
-        self.messages_left == 0 && self.cursor == self.received
+        self.messages_left == 0
     }
 
     /// Releases the space of a message. Returns `false` if it is not held.
-    #[inline(always)]
+    #[inline]
     pub(super) fn release(&mut self, space: HeldSpace) -> bool {
         let (word, bit) = self.bit(space.position.get());
-        let was = self.held[word] & bit != 0;
+        let was_held = self.held[word] & bit != 0;
         self.held[word] &= !bit;
-        was
+        self.held_messages -= u32::from(was_held);
+        was_held
     }
 
     /// The consumer position: everything before it was released.
     #[inline(always)]
     pub(super) fn consumer(&mut self) -> u64 {
-        if self.consumer != self.passed {
+        if self.held_messages == 0 {
+            self.consumer = self.passed;
+        } else if self.consumer != self.passed {
             self.advance_consumer();
         }
         self.consumer
@@ -370,7 +277,7 @@ impl Receiver {
         self.consumer = position.min(self.passed);
     }
 
-    #[inline]
+    #[inline(always)]
     fn offset(&self, position: u64) -> u64 {
         position & self.offset_mask
     }
@@ -382,28 +289,8 @@ impl Receiver {
     }
 }
 
-/// The size of a message whose `payload_len` exceeds the batch: either the message has the bulk flag, or it is too long.
-#[cold]
-#[inline(never)]
-fn bulk_size(header: Header, left: u64) -> Result<u64, Violation> {
-    let needs = wire::padded_size(header.ring_len());
-    if header.is_bulk() && needs <= left { Ok(needs) } else { Err(Violation::MessageTooLong { needs, left }) }
-}
-
 #[cfg(test)]
 impl Receiver {
-    pub(super) fn received_position(&self) -> u64 {
-        self.received
-    }
-
-    pub(super) fn is_consumer_known(&self) -> bool {
-        self.consumer == self.received
-    }
-
-    pub(super) fn next_offset(&self) -> usize {
-        self.offset(self.received) as usize
-    }
-
     pub(super) fn rebase(&mut self, back: u64) {
         for position in [&mut self.received, &mut self.cursor, &mut self.passed, &mut self.consumer] {
             *position -= back;

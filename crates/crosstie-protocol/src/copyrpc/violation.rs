@@ -1,4 +1,54 @@
-//! Errors of the protocol: a violation by the peer, invalid sizes, a refused call, a refused reply.
+//! Errors of the protocol: a violation by the peer, invalid sizes, a refused call, a refused reply. And how checks report them.
+
+/// How a check reports what is wrong. A rule is written once, in a function that changes nothing. The usual path runs it as [`Silent`] and learns
+/// only whether all is well; if it is not, [`diagnose`] runs it again and names what is wrong.
+pub(super) trait Report<E> {
+    fn report(error: E) -> Self;
+}
+
+/// Something is wrong.
+pub(super) struct Silent;
+
+impl<E> Report<E> for Silent {
+    #[inline(always)]
+    fn report(_: E) -> Silent {
+        Silent
+    }
+}
+
+/// Returns from a check, unless the condition holds.
+macro_rules! ensure {
+    ($holds:expr, $error:expr) => {
+        if !$holds {
+            return Err(R::report($error));
+        }
+    };
+}
+
+/// Runs a check that has failed a moment ago once more, to name what is wrong.
+#[cold]
+#[inline(never)]
+pub(super) fn diagnose<T, E>(check: impl FnOnce() -> Result<T, E>) -> E {
+    match check() {
+        Ok(_) => unreachable!("a check changes nothing, so it fails again"),
+        Err(error) => error,
+    }
+}
+
+/// Lets checks report this error.
+macro_rules! report {
+    ($error:ty) => {
+        impl Report<$error> for $error {
+            fn report(error: $error) -> $error {
+                error
+            }
+        }
+    };
+}
+
+report!(Violation);
+report!(Refusal);
+report!(ReplyError);
 
 /// The peer broke the protocol. The connection cannot continue, because the two sides no longer agree on positions or
 /// credits. Other connections are not affected.
@@ -206,17 +256,17 @@ pub enum Refusal {
     )]
     TooLong {
         /// As requested.
-        len: u32,
+        len: usize,
         /// The longest possible.
-        max: u32,
+        max: usize,
     },
     /// The peer never grants credit for so long a response.
     #[error("a response of {len} bytes is above the peer's credit limit: allow at most {max}")]
     AllowanceTooLong {
         /// As requested.
-        len: u32,
+        len: usize,
         /// The longest possible.
-        max: u32,
+        max: usize,
     },
     /// The peer's ring is full for now: poll and try again.
     #[error("the peer's ring is full for now: poll and try again")]
@@ -240,7 +290,7 @@ pub enum ReplyError {
     #[error("the reply has {len} bytes, but the caller allowed {max}")]
     TooLong {
         /// As requested.
-        len: u32,
+        len: usize,
         /// The longest that the caller allowed.
         max: u64,
     },

@@ -4,7 +4,7 @@
 //! state of a connection (does the length fit, is the call known) is checked by the receiver, not here.
 //! `docs/wire-format.md` draws the bytes.
 
-use super::violation::Violation;
+use super::violation::{Report, Violation};
 
 /// The size of every message, the size of every batch and every position are multiples of this many bytes.
 pub const ALIGNMENT: u64 = 32;
@@ -65,12 +65,7 @@ pub const fn internal_allowance(response_len: u32) -> u64 {
 
 /// Bytes of a response of `len` bytes and the metadata of a batch of its own, without padding.
 #[inline]
-pub(crate) const fn response_size(len: u32) -> u64 {
-    response_size_of(len as usize)
-}
-
-#[inline]
-pub(crate) const fn response_size_of(len: usize) -> u64 {
+pub(crate) const fn response_size(len: usize) -> u64 {
     len as u64 + METADATA + HEADER_SIZE as u64
 }
 
@@ -179,20 +174,16 @@ impl FlowMetadata {
     }
 
     /// As [`decode`](FlowMetadata::decode), from the bytes as little-endian numbers.
-    #[inline]
-    pub const fn from_words(words: [[u64; 2]; 2]) -> Result<Self, Violation> {
+    #[inline(always)]
+    pub(super) fn from_words<R: Report<Violation>>(words: [[u64; 2]; 2]) -> Result<Self, R> {
         let [[consumer_pos, credit_grant], [third, fourth]] = words;
-        let message_count = third as u32;
-        if third >> 32 != 0 || fourth != 0 {
-            return Err(Violation::Padding);
-        }
-        if !consumer_pos.is_multiple_of(ALIGNMENT) {
-            return Err(Violation::ConsumerMisaligned { position: consumer_pos });
-        }
-        if !credit_grant.is_multiple_of(ALIGNMENT) {
-            return Err(Violation::GrantMisaligned { grant: credit_grant });
-        }
-        Ok(FlowMetadata { consumer_pos, credit_grant, message_count })
+        ensure!(third >> 32 == 0 && fourth == 0, Violation::Padding);
+        ensure!(
+            consumer_pos.is_multiple_of(ALIGNMENT),
+            Violation::ConsumerMisaligned { position: consumer_pos }
+        );
+        ensure!(credit_grant.is_multiple_of(ALIGNMENT), Violation::GrantMisaligned { grant: credit_grant });
+        Ok(FlowMetadata { consumer_pos, credit_grant, message_count: third as u32 })
     }
 }
 
@@ -222,46 +213,25 @@ impl CompactHead {
         }
     }
 
-    /// Whether the message is a response.
+    /// Its 16 bytes, as two little-endian numbers.
     #[inline]
-    pub const fn is_response(&self) -> bool {
-        self.call_id & RESPONSE_FLAG != 0
+    pub const fn to_words(&self) -> [u64; 2] {
+        let first = (self.piggyback as u64) << 32 | self.call_id as u64;
+        let second = (self.consumer_blocks as u64) << 32 | self.grant_blocks as u64;
+        [first, second]
     }
 
     /// Encodes the head.
     #[inline]
     pub const fn encode(&self) -> [u8; COMPACT_HEAD_SIZE] {
         // As one number: the compiler would move single bytes otherwise, and what loads the head next would wait for them.
-        let low = (self.piggyback as u128) << 32 | self.call_id as u128;
-        let high = (self.consumer_blocks as u128) << 32 | self.grant_blocks as u128;
-        (high << 64 | low).to_le_bytes()
+        let [low, high] = self.to_words();
+        ((high as u128) << 64 | low as u128).to_le_bytes()
     }
 
-    /// The words of memory that have the bytes of the head.
+    /// Decodes a head from its 16 bytes, as two little-endian numbers. Its fields are not checked yet.
     #[inline]
-    pub const fn to_words(&self) -> [u64; 2] {
-        let first = (self.piggyback as u64) << 32 | self.call_id as u64;
-        let second = (self.consumer_blocks as u64) << 32 | self.grant_blocks as u64;
-        [first.to_le(), second.to_le()]
-    }
-
-    /// Decodes a head. Its fields are not checked yet.
-    #[inline]
-    pub const fn decode(bytes: &[u8; COMPACT_HEAD_SIZE]) -> Self {
-        // As one number: the compiler would move single bytes otherwise.
-        let head = u128::from_le_bytes(*bytes);
-        CompactHead::from_numbers([head as u64, (head >> 64) as u64])
-    }
-
-    /// Decodes a head from words of memory, which have its bytes.
-    #[inline]
-    pub const fn from_words(first: u64, second: u64) -> Self {
-        CompactHead::from_numbers([u64::from_le(first), u64::from_le(second)])
-    }
-
-    /// As [`decode`](CompactHead::decode), from the bytes as little-endian numbers.
-    #[inline]
-    pub(super) const fn from_numbers([first, second]: [u64; 2]) -> Self {
+    pub const fn from_words([first, second]: [u64; 2]) -> Self {
         CompactHead {
             call_id: first as u32,
             piggyback: (first >> 32) as u32,
@@ -369,10 +339,8 @@ mod tests {
 
         let head = CompactHead::new(&metadata, &header);
         assert_eq!(head.encode(), [2, 0, 1, 0x80, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0]);
-        assert_eq!(CompactHead::decode(&head.encode()), head);
-        let [first, second] = [0, 8].map(|at| u64::from_ne_bytes(bytes_at(&head.encode(), at)));
-        assert_eq!(CompactHead::from_words(first, second), head);
-        assert_eq!(head.to_words(), [first, second]);
+        assert_eq!(head.to_words(), [0, 8].map(|at| u64::from_le_bytes(bytes_at(&head.encode(), at))));
+        assert_eq!(CompactHead::from_words(head.to_words()), head);
 
         let info = ConnectInfo {
             ring_addr: 1,

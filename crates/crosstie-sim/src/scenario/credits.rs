@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crosstie_protocol::copyrpc::{Endpoint, FlowParams, HeldSpace, ReceivedMessage, Refusal, ReplyToken};
+use crosstie_protocol::copyrpc::{Content, Endpoint, FlowParams, HeldSpace, Message, Refusal, ReplyToken};
 
 use crate::network::{Happening, Network};
 use crate::outcome::Outcome;
@@ -114,17 +114,17 @@ impl Run {
 
     fn take_batch(&mut self, to: usize, imm: u32) -> Result<(), crosstie_protocol::copyrpc::Violation> {
         let End { endpoint, ring, replies, held, .. } = &mut self.ends[to];
-        endpoint.accept_batch(imm, ring.as_slice())?;
+        endpoint.accept(imm, ring.as_slice())?;
         let (mut requests, mut ended) = (0, Vec::new());
         while let Some(message) = endpoint.next_message(ring.as_slice())? {
             match message {
-                ReceivedMessage::Request(request) => {
-                    replies.push((request.reply_token, number(&ring[request.offset..])));
+                Message::Request { reply_token, offset, .. } => {
+                    replies.push((reply_token, number(&ring[offset..])));
                     held.extend(endpoint.hold());
                     requests += 1;
                 }
-                ReceivedMessage::Response(response) => {
-                    ended.push((response.user, number(&ring[response.offset..])));
+                Message::Response { user, offset, .. } => {
+                    ended.push((user, number(&ring[offset..])));
                 }
             }
         }
@@ -148,9 +148,9 @@ impl Run {
     fn reply(&mut self, end: usize) {
         let index = self.network.random.below(self.ends[end].replies.len() as u64) as usize;
         let (token, call) = self.ends[end].replies.swap_remove(index);
-        let len = token.max_len().min(NUMBER as u64 + self.network.random.below(60)) as u32;
+        let len = token.max_len().min(NUMBER as u64 + self.network.random.below(60)) as usize;
         let End { endpoint, staging, .. } = &mut self.ends[end];
-        match endpoint.reply(token, len) {
+        match endpoint.reply(Content::Bytes, token, len) {
             Ok(placement) => {
                 staging[placement.offset..][..12].copy_from_slice(&placement.header.encode());
                 staging[placement.payload_offset()..][..NUMBER].copy_from_slice(&call.to_le_bytes());
@@ -178,7 +178,7 @@ impl Run {
             let end = &mut self.ends[index];
             let Some(write) = end.endpoint.next_write() else { break };
             let bytes = write.bytes(&mut end.staging);
-            end.endpoint.write_posted();
+            end.endpoint.write_posted(&write);
             self.send(index, "write", Packet::Write { offset: write.offset, bytes, imm: write.imm });
         }
         let end = &mut self.ends[index];
@@ -195,11 +195,11 @@ impl Run {
     fn call(&mut self, index: usize) {
         while self.ends[index].left > 0 {
             let End { endpoint, staging, left, .. } = &mut self.ends[index];
-            let len = NUMBER as u32 + self.network.random.below(MAX_REQUEST) as u32;
-            let response = NUMBER as u32 + self.network.random.below(60) as u32;
+            let len = NUMBER + self.network.random.below(MAX_REQUEST) as usize;
+            let response = NUMBER + self.network.random.below(60) as usize;
             let (len, response) =
                 (len.min(endpoint.max_request_len()), response.min(endpoint.max_response_len()));
-            let placement = match endpoint.call(len, response, self.next_call) {
+            let placement = match endpoint.call(Content::Bytes, len, response, self.next_call) {
                 Ok((_, placement)) => placement,
                 Err((refusal @ (Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. }), _)) => {
                     self.failures.push(format!("{} ns: end {index}: {refusal}", self.network.now));

@@ -46,7 +46,7 @@ pub(super) fn agreed_bulk_limit<U>(
     peer: &ConnectInfo,
     protocol: &Protocol<U>,
 ) -> u32 {
-    let fits = protocol.max_request_len() as usize >= BULK_REQUEST_SIZE;
+    let fits = protocol.max_request_len() >= BULK_REQUEST_SIZE;
     if fits { u64::from(bulk_limit(config)).min(peer.bulk_limit) as u32 } else { 0 }
 }
 
@@ -59,8 +59,6 @@ pub(super) struct BulkState {
     /// The regions of pending bulk calls, by call index, and how many calls have some.
     pub(super) call_regions: Box<[Option<CallRegions>]>,
     pub(super) bulk_calls: usize,
-    /// Bulk calls that were not added to the counters yet.
-    pub(super) uncounted_calls: u64,
     /// Requests in order, from a bulk request on. The first has number `first_queued`.
     pub(super) queued_requests: VecDeque<QueuedRequest>,
     pub(super) first_queued: u64,
@@ -127,7 +125,6 @@ impl BulkState {
             outgoing_responses: RegionPool::new(Access::empty(), bytes),
             call_regions: (0..config.pending_calls).map(|_| None).collect(),
             bulk_calls: 0,
-            uncounted_calls: 0,
             queued_requests: VecDeque::new(),
             first_queued: 0,
             reads: 0,

@@ -88,7 +88,7 @@ impl Deadlines {
 mod tests {
     use std::time::Duration;
 
-    use crosstie_protocol::copyrpc::{Endpoint, FlowParams};
+    use crosstie_protocol::copyrpc::{Content, Endpoint, FlowParams};
 
     use super::*;
 
@@ -106,7 +106,8 @@ mod tests {
             compact: true,
         };
         let mut protocol = Endpoint::new(&params).unwrap();
-        let calls: Vec<CallId> = (0..CALLS).map(|_| protocol.call(0, 0, ()).unwrap().0).collect();
+        let calls: Vec<CallId> =
+            (0..CALLS).map(|_| protocol.call(Content::Bytes, 0, 0, ()).unwrap().0).collect();
         let (mut deadlines, begin) = (Deadlines::default(), Instant::now());
         for number in 0..10_000 {
             let later = begin + Duration::from_secs(600 + number);

@@ -1,7 +1,10 @@
 //! Errors of contexts and endpoints.
 
+use std::fmt;
+
 use crosstie_protocol::copyrpc::{FlowParamsError, Violation};
 
+use super::RecvHandle;
 use crate::device::{CqError, DeviceError, Mr, OutOfRegion, PostError, Status};
 
 /// Why an endpoint could not be connected.
@@ -88,9 +91,6 @@ pub enum NotCalled {
     /// There is no room for now (poll, then try again), or the call can never fit.
     #[error(transparent)]
     Refused(#[from] crosstie_protocol::copyrpc::Refusal),
-    /// The request or the allowed response is longer than any message can be.
-    #[error("{0} bytes are longer than any message can be")]
-    TooLong(usize),
     /// The device has no memory for the payload, and none is in use that could become free.
     #[error("the device has no memory for the payload: give it more memory, or configure less bulk memory")]
     NoMemory,
@@ -112,6 +112,23 @@ impl NotCalled {
                 Refusal::RingFull | Refusal::NoCredit | Refusal::TooManyCalls | Refusal::NoBulkMemory
             )
         )
+    }
+}
+
+/// A reply was not sent.
+#[derive(thiserror::Error)]
+#[error("{cause}")]
+pub struct ReplyError<U> {
+    /// Why the reply was not sent.
+    pub cause: NotReplied,
+    /// The request, if it can still be answered.
+    pub request: Option<RecvHandle<U>>,
+}
+
+impl<U> fmt::Debug for ReplyError<U> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ReplyError { cause, request } = self;
+        formatter.debug_struct("ReplyError").field("cause", cause).field("request", request).finish()
     }
 }
 

@@ -4,19 +4,19 @@
 //! | --- | --- | --- |
 //! | signal | one WRITE in [`SIGNAL_INTERVAL`] asks for a completion | a completion costs more than a small WRITE |
 //! | large batch | a batch of [`LARGE_BATCH`] messages goes at once | the peer works on it while this side writes more |
-//! | last reply | a short reply to the last request without one goes at once, if nothing waits to be posted and it is not held back | there is nothing that could join it |
+//! | last reply | a short reply to the last request without one goes at once, if nothing waits to be posted and it is not delayed | there is nothing that could join it |
 //! | only call | a short call goes at once, if no other call of its endpoint is pending and nothing waits to be posted; one between two polls of its context | more calls may follow, but it is not known whether. A burst over many endpoints would need twice the receives |
-//! | hold back | a poll keeps a small batch back while the peer has not released earlier batches | a fast loop would send every message alone |
+//! | delay | a poll delays a small batch while the peer has not released earlier batches | a fast loop would send every message alone |
 //! | compact | a message of up to 32 bytes that is alone goes with a head of 16 bytes | head and message fit into a completion |
 //! | inline | a batch of up to [`MAX_INLINE_BATCH`] bytes is posted inline | the device need not fetch it from memory |
 //! | direct | a payload of at least [`MIN_DIRECT_PAYLOAD`] bytes is posted from the caller's memory | saves the copy to the staging ring |
 //!
-//! Hold back, exactly: a poll keeps a batch back if it has fewer than [`LARGE_BATCH`] messages, the peer has not released the
+//! Delay, exactly: a poll delays a batch if it has fewer than [`LARGE_BATCH`] messages, the peer has not released the
 //! last [`BATCHES_AHEAD`] batches, and the batch is smaller than one [`SMALL_BATCH_DIVISOR`]th of what the peer has not
-//! released. It does so for at most [`MAX_HELD_POLLS`] polls in a row, and not after [`MAX_HELD_TIME`]. A call that is alone is
-//! never held back, and neither `flush` nor `wait` hold anything back.
+//! released. It does so for at most [`MAX_DELAYED_POLLS`] polls in a row, and not after [`MAX_DELAY`]. Neither `flush` nor `wait` delay
+//! anything.
 //!
-//! `connection/posting.rs` applies these rules. `docs/decisions/copyrpc.md` says why they are as they are.
+//! `connection/posting.rs` applies these rules; [`receive_policy`](super::receive_policy) has those for what arrives. `docs/decisions/copyrpc.md` says why they are as they are.
 
 use std::time::Duration;
 
@@ -30,16 +30,16 @@ pub(super) const SIGNAL_INTERVAL: u32 = 64;
 pub(super) type WriteSignaling = Signaling<SIGNAL_INTERVAL>;
 /// Work requests that a send queue holds. One half can be posted while the completion of the other half is awaited.
 pub(super) const SEND_DEPTH: u32 = WriteSignaling::MIN_DEPTH;
-/// A small batch is held back only while the peer has not released this many earlier batches.
+/// A small batch is delayed only while the peer has not released this many earlier batches.
 pub(super) const BATCHES_AHEAD: usize = 2;
 /// A batch is small if its bytes, times this divisor, are fewer than the bytes that the peer has not released. Only small batches are
-/// held back. With a smaller divisor, larger batches would be held back too: calls would be delayed and none would be answered
+/// delayed. With a smaller divisor, larger batches would be delayed too: calls would be delayed and none would be answered
 /// sooner. With a larger one, a loop that is faster than the round trip would continue to send every message alone.
 const SMALL_BATCH_DIVISOR: u64 = 8;
-/// The most polls that a small batch is held back.
-const MAX_HELD_POLLS: u32 = 16;
-/// The longest time that a small batch is held back. The first poll after it sends the batch.
-pub(super) const MAX_HELD_TIME: Duration = Duration::from_micros(50);
+/// The most polls that delay a small batch.
+const MAX_DELAYED_POLLS: u32 = 16;
+/// The longest time that a small batch is delayed. The first poll after it sends the batch.
+pub(super) const MAX_DELAY: Duration = Duration::from_micros(50);
 /// The longest batch that is posted inline.
 pub(super) const MAX_INLINE_BATCH: usize = 220;
 /// The longest compact batch.
@@ -50,9 +50,6 @@ const MIN_DIRECT_PAYLOAD: usize = 8 << 10;
 /// A batch with this many messages goes out at once. If they are short, they fill a packet of 4 KiB.
 pub(super) const LARGE_BATCH: u32 = 64;
 
-/// The most cache lines of a batch that are prefetched when it arrives. A processor does not fetch more at once.
-pub(super) const MAX_LINES_AHEAD: usize = 32;
-
 /// When a message that was written should go out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendTiming {
@@ -60,8 +57,6 @@ pub(super) enum SendTiming {
     WithNextPoll,
     /// It was posted already.
     Sent,
-    /// With the next poll, for which its batch was scheduled before.
-    WithItsBatch,
 }
 
 /// The inline size to ask for when a queue pair is created. `device` is the most that the device offers.
@@ -75,16 +70,22 @@ pub(super) fn send_timing(messages: u32, is_sealed: bool) -> SendTiming {
     if messages >= LARGE_BATCH || is_sealed { SendTiming::Now } else { SendTiming::WithNextPoll }
 }
 
-/// Hold back: whether a poll should keep the open batch. `oldest_end` is where the oldest of the last [`BATCHES_AHEAD`]
-/// batches ended; `held_polls` polls have kept this batch already.
+/// Last reply, only call: whether a message of `len` bytes may go alone.
 #[inline(always)]
-pub(super) fn is_held_back(messages: u32, progress: Progress, oldest_end: u64, held_polls: u32) -> bool {
+pub(super) fn may_go_alone(len: usize) -> bool {
+    len <= MAX_COMPACT_PAYLOAD as usize
+}
+
+/// Delay: whether a poll should delay the open batch. `oldest_end` is where the oldest of the last [`BATCHES_AHEAD`]
+/// batches ended; `polls` have delayed this batch already.
+#[inline(always)]
+pub(super) fn is_delayed(messages: u32, progress: Progress, oldest_end: u64, polls: u32) -> bool {
     let Progress { placed, posted, released } = progress;
     messages > 0
         && messages < LARGE_BATCH
         && released < oldest_end
         && SMALL_BATCH_DIVISOR * (placed - posted) < posted - released
-        && held_polls < MAX_HELD_POLLS
+        && polls < MAX_DELAYED_POLLS
 }
 
 /// Compact: whether a queue pair that takes `max_inline` sends compact batches.

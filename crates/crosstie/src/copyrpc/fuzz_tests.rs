@@ -3,8 +3,8 @@
 
 use crosstie_protocol::copyrpc::wire::{self, CONNECT_INFO_SIZE, ConnectInfo, FlowMetadata, Header};
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, BulkResponse, Endpoint, FlowParams,
-    MAX_BULK, MAX_RING, MIN_RING, ReceivedMessage, decode_bulk_response,
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, BulkResponse, Content, Endpoint,
+    FlowParams, MAX_BULK, MAX_RING, MIN_RING, Message, decode_bulk_response,
 };
 
 use crate::fuzzing::{Steps, fuzz};
@@ -43,9 +43,11 @@ fn fuzz_copyrpc_batches() {
         let mut steps = Steps(input);
         let mut endpoint = Endpoint::new(&PARAMS).expect("valid");
         let calls = steps.byte() % 5;
-        let calls = (0..calls).take_while(|call| endpoint.call(0, 20, u32::from(*call)).is_ok()).count();
-        while endpoint.next_write().is_some() {
-            endpoint.write_posted();
+        let calls = (0..calls)
+            .take_while(|call| endpoint.call(Content::Bytes, 0, 20, u32::from(*call)).is_ok())
+            .count();
+        while let Some(write) = endpoint.next_write() {
+            endpoint.write_posted(&write);
         }
         let read = u64::from(steps.byte()) | u64::from(steps.byte()) << 8;
         endpoint.position_read_done(read).ok();
@@ -75,18 +77,19 @@ fn accept(
     from: usize,
     told: &mut Vec<u32>,
 ) -> Option<()> {
-    endpoint.accept_batch(imm, ring).ok()?;
+    endpoint.accept(imm, ring).ok()?;
     let end = from as u64 + wire::decode_imm(imm);
     while let Some(message) = endpoint.next_message(ring).ok()? {
         let (offset, len) = match message {
-            ReceivedMessage::Request(request) => {
-                let len = request.reply_token.max_len().min(u64::from(u32::MAX)) as u32;
-                assert!(endpoint.reply(request.reply_token, len).is_ok(), "a reply is always possible");
-                (request.offset, request.len)
+            Message::Request { reply_token, offset, len, .. } => {
+                let longest = reply_token.max_len() as usize;
+                let reply = endpoint.reply(Content::Bytes, reply_token, longest);
+                assert!(reply.is_ok(), "a reply is always possible");
+                (offset, len)
             }
-            ReceivedMessage::Response(response) => {
-                told.extend(response.user);
-                (response.offset, response.len)
+            Message::Response { user, offset, len, .. } => {
+                told.extend(user);
+                (offset, len)
             }
         };
         assert!(from <= offset && (offset + len) as u64 <= end && offset + len <= RING);
@@ -96,8 +99,8 @@ fn accept(
             assert!(endpoint.hold().is_some_and(|space| endpoint.release(space)));
         }
     }
-    while endpoint.next_write().is_some() {
-        endpoint.write_posted();
+    while let Some(write) = endpoint.next_write() {
+        endpoint.write_posted(&write);
     }
     Some(())
 }

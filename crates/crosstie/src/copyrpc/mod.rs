@@ -23,15 +23,16 @@
 //!     there.poll(|(), _| ());
 //!     while let Some(request) = there.recv() {
 //!         assert_eq!(request.data().to_vec(), b"ping");
-//!         request.reply(b"pong").map_err(|(cause, _)| cause)?;
+//!         request.reply(b"pong")?;
 //!     }
 //! }
 //! assert_eq!(answer, Some(("attached", Ok(b"pong".to_vec()))));
 //! # Ok(()) }
 //! ```
 //!
-//! [`recv`](Context::recv) takes requests from a queue, as handles that the program can keep. A server that answers most of them at once
-//! uses [`serve`](Context::serve): a poll that lends each request to a handler, where it has arrived.
+//! A server that answers most requests at once uses [`serve`](Context::serve): a poll that lends each request to a handler, where it has
+//! arrived. After a [`poll`](Context::poll), [`recv`](Context::recv) returns the requests that it has found, each as if a handler had
+//! [deferred](Request::defer) it.
 //!
 //! # Promises
 //!
@@ -70,7 +71,7 @@
 //!     while let Some(request) = there.recv() {
 //!         let mut inverted = request.data().to_vec();
 //!         inverted.iter_mut().for_each(|byte| *byte = !*byte);
-//!         request.reply(&inverted).map_err(|(cause, _)| cause)?;
+//!         request.reply(&inverted)?;
 //!     }
 //! }
 //! assert!(answer == vec![!7; 5 << 20]);
@@ -90,9 +91,9 @@
 //! # When batches go out
 //!
 //! A batch goes out with the next [`poll`](Context::poll), [`flush`](Context::flush) or [`wait`](Context::wait). A batch of 64
-//! messages goes out at once, so that the peer works on them while this side writes more. A poll holds a small batch back, for
+//! messages goes out at once, so that the peer works on them while this side writes more. A poll delays a small batch, for
 //! a few polls and 50 us at most, while the peer has not released the two batches before it; otherwise a fast loop would send every
-//! message alone. If no earlier batch is outstanding, nothing is held back. A short reply that answers the last open request of its
+//! message alone. If no earlier batch is outstanding, nothing is delayed. A short reply that answers the last open request of its
 //! endpoint, with nothing else to send, goes out at once: nothing could join it. So does a short call, if no other call of its endpoint
 //! is pending; one between two polls.
 //!
@@ -118,6 +119,7 @@ mod fuzz_tests;
 mod operation;
 mod payload;
 mod qp_table;
+mod receive_policy;
 mod region_pool;
 pub mod service;
 mod wr_id;
@@ -127,6 +129,8 @@ pub use config::{Config, EndpointConfig};
 pub use context::{Context, Endpoint, RecvHandle, Request};
 pub use counters::{BATCH_CLASSES, Counters};
 pub use crosstie_protocol::copyrpc::MAX_BULK;
-pub use error::{CallError, CallFailed, ConnectError, Failure, NotCalled, NotPosted, NotReplied, RawError};
+pub use error::{
+    CallError, CallFailed, ConnectError, Failure, NotCalled, NotPosted, NotReplied, RawError, ReplyError,
+};
 pub use operation::{RAW_DEPTH, RawCompletion};
 pub use payload::Payload;

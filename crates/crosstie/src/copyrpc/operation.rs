@@ -8,11 +8,11 @@ use std::ops::Range;
 use crosstie_protocol::key::Key;
 
 use super::address::EndpointId;
-use super::counters::Counters;
+use super::connection::SendQueue;
 use super::error::{Failure, NotPosted};
 use super::flush_policy::SEND_DEPTH;
-use super::wr_id::{SendKind, encode_wr_id};
-use crate::device::{Data, Mr, PostError, RcQp, SendOp, SendWr, Sge};
+use super::wr_id::SendKind;
+use crate::device::{Mr, PostError, SendOp, Sge};
 
 /// The most operations of the application that one endpoint has under way. The rest of the send queue is for calls.
 pub const RAW_DEPTH: usize = SEND_DEPTH as usize / 2;
@@ -79,19 +79,11 @@ impl OperationTable {
 
 /// Posts operations: borrows the parts of a connection that this needs.
 pub(super) struct OperationPoster<'c> {
-    pub(super) qp: &'c mut RcQp,
-    pub(super) outstanding: &'c mut u32,
+    pub(super) queue: &'c mut SendQueue,
     pub(super) operations: &'c mut OperationTable,
-    pub(super) counters: &'c mut Counters,
-    /// Key of the connection.
-    pub(super) connection: u32,
 }
 
 impl OperationPoster<'_> {
-    pub(super) fn has_room(&self) -> bool {
-        *self.outstanding < SEND_DEPTH
-    }
-
     /// Posts a piece of a bulk payload. `false`: the send queue is full.
     pub(super) fn post_piece(
         &mut self,
@@ -99,9 +91,6 @@ impl OperationPoster<'_> {
         op: SendOp,
         piece: Sge<'_>,
     ) -> Result<bool, PostError> {
-        if !self.has_room() {
-            return Ok(false);
-        }
         match self.post(op, piece) {
             Ok(()) => self.operations.insert(operation),
             Err(PostError::Full) => return Ok(false),
@@ -122,7 +111,7 @@ impl OperationPoster<'_> {
         region: Mr,
         token: u64,
     ) -> Result<(), (NotPosted, Mr)> {
-        if !self.has_room() || self.operations.raw >= RAW_DEPTH {
+        if self.operations.raw >= RAW_DEPTH {
             return Err((NotPosted::Full, region));
         }
         let posted = match region.sge(range) {
@@ -134,22 +123,16 @@ impl OperationPoster<'_> {
             Err(cause) => return Err((cause, region)),
         }
         match op {
-            SendOp::Read(_) => self.counters.raw_reads += 1,
-            _ => self.counters.raw_writes += 1,
+            SendOp::Read(_) => self.queue.account.counters.raw_reads.add(1),
+            _ => self.queue.account.counters.raw_writes.add(1),
         }
         Ok(())
     }
 
     /// Posts a work request with the next key.
     fn post(&mut self, op: SendOp, piece: Sge<'_>) -> Result<(), PostError> {
-        let (pieces, key) = ([piece], self.operations.next_key());
-        let wr_id = encode_wr_id(self.connection, SendKind::Operation(key));
-        let wr = SendWr::new(wr_id, op, Data::Regions(&pieces));
-        self.qp.post(&wr.signaled())?;
-        *self.outstanding += 1;
-        self.counters.work_requests += 1;
-        self.counters.signaled += 1;
-        Ok(())
+        let key = self.operations.next_key();
+        self.queue.post_signaled(SendKind::Operation(key), op, piece)
     }
 }
 

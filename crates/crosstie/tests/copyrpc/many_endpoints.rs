@@ -66,7 +66,7 @@ fn many_connections_that_fail_at_once_do_not_affect_others() {
         healthy.poll(|_, _| ());
         while let Some(request) = healthy.recv() {
             let bytes = request.data().to_vec();
-            request.reply(&bytes).map_err(|(cause, _)| cause).unwrap();
+            request.reply(&bytes).unwrap();
         }
         healthy.flush();
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::{
     CallFailed, Context, Endpoint, EndpointConfig, Failure, NotCalled, NotPosted, NotReplied, RAW_DEPTH,
-    RecvHandle,
+    RecvHandle, ReplyError,
 };
 use crosstie::device::{Access, Mr, RemoteAddr, RemoteMemory};
 use crosstie_protocol::copyrpc::Refusal;
@@ -67,7 +67,7 @@ fn reply(context: &Context<User>, request: RecvHandle<User>, bytes: &[u8]) {
     let mut request = Some(request);
     let begin = Instant::now();
     while let Some(unanswered) = request.take() {
-        if let Err((cause, back)) = unanswered.reply(bytes) {
+        if let Err(ReplyError { cause, request: back }) = unanswered.reply(bytes) {
             assert!(cause.is_back_pressure(), "{cause}");
             request = back;
             context.poll(|_, _| ());
@@ -248,12 +248,12 @@ pub(crate) fn bulk_calls_wait_for_memory_in_order(side: &mut TestPeer) {
     let mut requests = requests.into_iter();
     let first = requests.next().expect("the first");
     assert!(first.response_limit() >= len as u64);
-    let (cause, first) = first.reply(&vec![0; len + 1]).expect_err("too long");
-    assert_eq!(cause, NotReplied::TooLong { len: len + 1, max: len as u64 });
-    assert!(first.expect("handed back").reply(&bytes(0, len)).is_ok());
-    let (cause, second) = requests.next().expect("the second").reply(&bytes(1, len)).expect_err("in use");
-    assert!(cause == NotReplied::NoBulkMemory && cause.is_back_pressure());
-    let second = second.expect("handed back");
+    let refused = first.reply(&vec![0; len + 1]).expect_err("too long");
+    assert_eq!(refused.cause, NotReplied::TooLong { len: len + 1, max: len as u64 });
+    assert!(refused.request.expect("handed back").reply(&bytes(0, len)).is_ok());
+    let refused = requests.next().expect("the second").reply(&bytes(1, len)).expect_err("in use");
+    assert!(refused.cause == NotReplied::NoBulkMemory && refused.cause.is_back_pressure());
+    let second = refused.request.expect("handed back");
     assert_eq!(second.data().to_vec(), [7], "as it was");
     reply(&context, second, &bytes(1, len));
     reply(&context, requests.next().expect("the third"), &bytes(2, len));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::{
     CallFailed, Config, ConnectError, Context, Endpoint, EndpointAddress, EndpointConfig, NotCalled,
-    NotReplied,
+    NotReplied, ReplyError,
 };
 use crosstie::device::ConnectConfig;
 use crosstie_protocol::copyrpc::Refusal;
@@ -41,7 +41,7 @@ pub(crate) fn serve_until_stop(side: &mut TestPeer, context: &Context<User>, end
             // A response that is longer than the caller allows is dropped. So is the response to a request of another connection, which
             // the caller may have broken.
             let is_other = request.endpoint() != endpoint.id();
-            if let Err((cause, _)) = request.reply(&bytes) {
+            if let Err(ReplyError { cause, .. }) = request.reply(&bytes) {
                 assert!(
                     matches!(cause, NotReplied::TooLong { .. }) || is_other || endpoint.failure().is_some(),
                     "{cause}"
@@ -153,7 +153,9 @@ pub(crate) fn refused_calls_return_what_was_attached(side: &mut TestPeer) {
         refused.cause
     );
     let refused = endpoint.call(&[], usize::MAX, (1, 4)).expect_err("too long");
-    assert!(matches!(refused.cause, NotCalled::TooLong(usize::MAX)) && !refused.cause.is_back_pressure());
+    let is_too_long =
+        matches!(refused.cause, NotCalled::Refused(Refusal::AllowanceTooLong { len: usize::MAX, .. }));
+    assert!(is_too_long && !refused.cause.is_back_pressure(), "{}", refused.cause);
     // The longest request and the longest response are accepted.
     for (request, response) in [(&bytes[..longest], 0), (&[][..], response)] {
         let answered = Cell::new(false);
@@ -205,7 +207,7 @@ pub(crate) fn too_long_reply_returns_the_request(side: &mut TestPeer) {
     let request = request.take().expect("a request");
     let limit = request.response_limit() as usize;
     assert!(limit >= 10);
-    let (cause, request) = request.reply(&vec![0; limit + 1]).expect_err("too long");
+    let ReplyError { cause, request } = request.reply(&vec![0; limit + 1]).expect_err("too long");
     assert!(matches!(cause, NotReplied::TooLong { .. }), "{cause}");
     let request = request.expect("handed back");
     assert_eq!(request.data().to_vec(), b"ask");

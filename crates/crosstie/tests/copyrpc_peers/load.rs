@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::rng::Random;
-use crosstie::copyrpc::{CallFailed, Context, Endpoint, NotCalled, NotReplied, Payload, RecvHandle, Request};
+use crosstie::copyrpc::{CallFailed, Context, Endpoint, NotCalled, Payload, RecvHandle, ReplyError, Request};
 
 /// What is attached to a call: the index of the endpoint in the run, and the number of the call.
 pub(crate) type User = (u32, u64);
@@ -343,14 +343,12 @@ fn response(callers: &mut [Caller], bytes: &[u8], limit: u64) -> Option<Vec<u8>>
 }
 
 /// Keeps a request whose reply was refused for now.
-fn note_reply(
-    replied: Result<(), (NotReplied, Option<RecvHandle<User>>)>,
-    bytes: Vec<u8>,
-    unsent: &mut Unsent,
-) {
+fn note_reply(replied: Result<(), ReplyError<User>>, bytes: Vec<u8>, unsent: &mut Unsent) {
     match replied {
         Ok(()) => {}
-        Err((cause, Some(request))) if cause.is_back_pressure() => unsent.push((request, bytes)),
-        Err((cause, _)) => panic!("a reply always has room: {cause}"),
+        Err(ReplyError { cause, request: Some(request) }) if cause.is_back_pressure() => {
+            unsent.push((request, bytes));
+        }
+        Err(error) => panic!("a reply always has room: {error}"),
     }
 }

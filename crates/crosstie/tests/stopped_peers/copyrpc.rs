@@ -185,7 +185,7 @@ pub(crate) fn run(task: &str, measure: bool) -> Fallible {
     println!("ready");
     let mut called = 1;
     let reply = |request: crosstie::copyrpc::RecvHandle<u64>| {
-        request.reply(b"a response").map_err(|(cause, _)| cause.to_string())
+        request.reply(b"a response").map_err(|error| error.to_string())
     };
     match task {
         "call" => {

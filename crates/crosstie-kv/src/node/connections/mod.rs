@@ -11,7 +11,7 @@ mod peer;
 
 use std::collections::VecDeque;
 
-use crosstie::copyrpc::{self, Context, Endpoint, Payload, RecvHandle, Request};
+use crosstie::copyrpc::{self, Context, Endpoint, Payload, RecvHandle, ReplyError, Request};
 use crosstie::device::{ConnectConfig, Device, DeviceError, DeviceSpec};
 use crosstie::{Waitable, delegation, ipc};
 use zerocopy::IntoBytes;
@@ -164,7 +164,7 @@ impl<R: DelegationRing> Connections<R> {
     /// the response, and it is dropped.
     #[inline]
     fn send_response(&mut self, request: RecvHandle<CallOrigin>, response: &[u8]) {
-        if let Err((cause, Some(request))) = request.reply(response) {
+        if let Err(ReplyError { cause, request: Some(request) }) = request.reply(response) {
             self.handle_unsent_response(cause, request, response);
         }
     }
@@ -197,13 +197,15 @@ impl<R: DelegationRing> Connections<R> {
             if let Some((request, response)) = self.unsent_responses.pop_front() {
                 self.backlogged -= 1;
                 match request.reply(&response) {
-                    Err((cause, Some(request))) if cause.is_back_pressure() => {
+                    Err(ReplyError { cause, request: Some(request) }) if cause.is_back_pressure() => {
                         self.unsent_responses.push_back((request, response));
                         self.backlogged += 1;
                         continue;
                     }
-                    Err((cause, Some(request))) => self.handle_unsent_response(cause, request, &response),
-                    Ok(()) | Err((_, None)) => {}
+                    Err(ReplyError { cause, request: Some(request) }) => {
+                        self.handle_unsent_response(cause, request, &response);
+                    }
+                    Ok(()) | Err(ReplyError { request: None, .. }) => {}
                 }
                 self.buffers.release(response);
             }

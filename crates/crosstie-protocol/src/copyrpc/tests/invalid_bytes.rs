@@ -7,7 +7,6 @@ use std::vec::Vec;
 
 use super::super::wire::{self, CompactHead, FlowMetadata, HEADER_SIZE, Header};
 use super::super::*;
-use super::pair::{check_accept_compact, next_message};
 
 const PARAMS: FlowParams = FlowParams {
     ring: 1024,
@@ -57,21 +56,20 @@ fn feed(
         let delta = announced_bytes(imm);
         let to = (from as u64 + delta).min(1024) as usize;
         let announced = Announced { bytes: ring, from, to };
-        check_accept_compact(endpoint, imm, ring);
-        endpoint.accept_batch(imm, &announced)?;
+        endpoint.accept(imm, &announced)?;
         position += delta;
-        while let Some(message) = next_message(endpoint, &announced)? {
+        while let Some(message) = endpoint.next_message(&announced)? {
             let (offset, len) = match message {
-                ReceivedMessage::Request(request) => {
+                Message::Request { reply_token, offset, len, .. } => {
                     // A reply must be possible, whatever the bytes were.
-                    let len = request.reply_token.max_len().min(u64::from(u32::MAX)) as u32;
-                    assert!(endpoint.reply(request.reply_token, len).is_ok());
+                    let longest = reply_token.max_len() as usize;
+                    assert!(endpoint.reply(Content::Bytes, reply_token, longest).is_ok());
                     assert!(endpoint.flow_state().invariant_holds());
-                    (request.offset, request.len)
+                    (offset, len)
                 }
-                ReceivedMessage::Response(response) => {
-                    answered.extend(response.user);
-                    (response.offset, response.len)
+                Message::Response { user, offset, len, .. } => {
+                    answered.extend(user);
+                    (offset, len)
                 }
             };
             assert!(from <= offset && offset + len <= to);
@@ -81,8 +79,8 @@ fn feed(
                 assert!(endpoint.release(space) && endpoint.hold().is_none());
             }
         }
-        while endpoint.next_write().is_some() {
-            endpoint.write_posted();
+        while let Some(write) = endpoint.next_write() {
+            endpoint.write_posted(&write);
         }
     }
     Ok(())
@@ -145,9 +143,9 @@ proptest! {
         word in prop_oneof![any::<u64>(), 0u64..512],
     ) {
         let mut endpoint = Endpoint::new(&PARAMS).unwrap();
-        let calls = (0..calls).take_while(|call| endpoint.call(0, 20, *call).is_ok()).count() as u32;
-        while endpoint.next_write().is_some() {
-            endpoint.write_posted();
+        let calls = (0..calls).take_while(|call| endpoint.call(Content::Bytes, 0, 20, *call).is_ok()).count() as u32;
+        while let Some(write) = endpoint.next_write() {
+            endpoint.write_posted(&write);
         }
         if let Err(violation) = endpoint.position_read_done(word) {
             let expected = matches!(
@@ -199,10 +197,10 @@ fn metadata(message_count: u32) -> FlowMetadata {
 fn violation_of(ring: &[u8], imm: u32, calls: u32) -> Violation {
     let mut endpoint = Endpoint::new(&PARAMS).unwrap();
     for call in 0..calls {
-        assert!(endpoint.call(0, 20, call).is_ok());
+        assert!(endpoint.call(Content::Bytes, 0, 20, call).is_ok());
     }
-    while endpoint.next_write().is_some() {
-        endpoint.write_posted();
+    while let Some(write) = endpoint.next_write() {
+        endpoint.write_posted(&write);
     }
     let mut answered = Vec::new();
     let violation = feed(&mut endpoint, ring, &[imm], &mut answered).unwrap_err();
@@ -296,9 +294,9 @@ fn position_in_a_compact_batch_is_found_from_its_low_bits() {
     let mut ring = vec![0; 1024];
     // Each round the peer has released everything, and a ring of 512 bytes lets 64 bytes of every call through.
     for round in 1..=100_000u64 {
-        let (call, _) = endpoint.call(0, 20, ()).unwrap();
-        while endpoint.next_write().is_some() {
-            endpoint.write_posted();
+        let (call, _) = endpoint.call(Content::Bytes, 0, 20, ()).unwrap();
+        while let Some(write) = endpoint.next_write() {
+            endpoint.write_posted(&write);
         }
         let sent = endpoint.progress().posted;
         let head = CompactHead {
@@ -309,12 +307,12 @@ fn position_in_a_compact_batch_is_found_from_its_low_bits() {
         };
         let offset = ((round - 1) * 32 % 1024) as usize;
         ring[offset..][..16].copy_from_slice(&head.encode());
-        endpoint.accept_batch(wire::COMPACT_FLAG, ring.as_slice()).unwrap();
-        let Ok(Some(ReceivedMessage::Response(response))) = endpoint.next_message(ring.as_slice()) else {
+        endpoint.accept(wire::COMPACT_FLAG, ring.as_slice()).unwrap();
+        let Ok(Some(Message::Response { offset: at, .. })) = endpoint.next_message(ring.as_slice()) else {
             panic!("no response in round {round}");
         };
         endpoint.pass();
-        assert_eq!((endpoint.progress().released, response.offset), (sent, offset + 16));
+        assert_eq!((endpoint.progress().released, at), (sent, offset + 16));
     }
 }
 
@@ -325,10 +323,10 @@ fn batches_that_cross_the_end_of_the_ring_are_violations() {
         let mut endpoint: Endpoint<()> = Endpoint::new(&PARAMS).unwrap();
         let request = Header { call_id: 1 << 16, piggyback: 2, payload_len: 0 };
         let (mut ring, first) = batch(metadata(1), &[request]);
-        endpoint.accept_batch(first, ring.as_slice()).unwrap();
-        assert!(matches!(endpoint.next_message(ring.as_slice()), Ok(Some(ReceivedMessage::Request(_)))));
+        endpoint.accept(first, ring.as_slice()).unwrap();
+        assert!(matches!(endpoint.next_message(ring.as_slice()), Ok(Some(Message::Request { .. }))));
         ring[64..96].copy_from_slice(&second.encode());
-        endpoint.accept_batch(imm, ring.as_slice())
+        endpoint.accept(imm, ring.as_slice())
     };
     assert_eq!(accept(31, metadata(1)), Err(Violation::AcrossEnd { offset: 64, delta: 992 }));
     assert_eq!(accept(30, metadata(1)), Ok(()));
@@ -344,22 +342,22 @@ fn bulk_messages_are_parsed_among_other_messages() {
         Header { call_id: 1 << 16 | wire::RESPONSE_FLAG, piggyback: 2, payload_len: 4 | wire::BULK_FLAG };
     let (ring, imm) = batch(metadata(3), &[request(32 | wire::BULK_FLAG), answer, request(5)]);
     let mut endpoint = Endpoint::new(&PARAMS).unwrap();
-    let (_, placement) = endpoint.call_bulk(40, 0, 'u').unwrap();
+    let (_, placement) = endpoint.call(Content::Bulk, 40, 0, 'u').unwrap();
     assert_eq!((placement.header.ring_len(), placement.header.is_bulk()), (40, true));
-    assert_eq!(endpoint.call_bulk(endpoint.max_request_len() + 1, 0, 'v').unwrap_err().1, 'v');
-    endpoint.accept_batch(imm, ring.as_slice()).unwrap();
+    assert_eq!(endpoint.call(Content::Bulk, endpoint.max_request_len() + 1, 0, 'v').unwrap_err().1, 'v');
+    endpoint.accept(imm, ring.as_slice()).unwrap();
     let mut seen = Vec::new();
     while let Some(message) = endpoint.next_message(ring.as_slice()).unwrap() {
         match message {
-            ReceivedMessage::Request(request) => {
-                seen.push((request.offset, request.len, request.bulk));
-                let placement = endpoint.reply_bulk(request.reply_token).unwrap();
+            Message::Request { reply_token, offset, len, is_bulk } => {
+                seen.push((offset, len, is_bulk));
+                let placement = endpoint.reply(Content::Bulk, reply_token, BULK_RESPONSE_SIZE).unwrap();
                 assert_eq!((placement.header.ring_len(), placement.header.is_bulk()), (4, true));
                 assert!(endpoint.flow_state().invariant_holds());
             }
-            ReceivedMessage::Response(response) => {
-                assert_eq!(response.user, Some('u'));
-                seen.push((response.offset, response.len, response.bulk));
+            Message::Response { user, offset, len, is_bulk, .. } => {
+                assert_eq!(user, Some('u'));
+                seen.push((offset, len, is_bulk));
             }
         }
     }
@@ -369,13 +367,13 @@ fn bulk_messages_are_parsed_among_other_messages() {
 #[test]
 fn consumer_position_of_the_peer_never_moves_back() {
     let mut endpoint = Endpoint::new(&PARAMS).unwrap();
-    assert!(endpoint.call(0, 20, ()).is_ok());
-    assert!(endpoint.next_write().is_some());
-    endpoint.write_posted();
+    assert!(endpoint.call(Content::Bytes, 0, 20, ()).is_ok());
+    let write = endpoint.next_write().unwrap();
+    endpoint.write_posted(&write);
     let announce = |endpoint: &mut Endpoint<()>, at: usize, consumer_pos| {
         let mut ring = vec![0; 1024];
         ring[at..][..32].copy_from_slice(&FlowMetadata { consumer_pos, ..metadata(0) }.encode());
-        endpoint.accept_batch(1, ring.as_slice())
+        endpoint.accept(1, ring.as_slice())
     };
     assert_eq!(endpoint.position_read_done(64), Ok(()));
     assert_eq!(endpoint.flow_state().in_flight, 0);
@@ -408,16 +406,16 @@ fn calls_that_can_never_fit_are_refused_at_once() {
         let (request, response) = (endpoint.max_request_len(), endpoint.max_response_len());
         assert!(request >= 20 && response >= 20);
         assert_eq!(
-            endpoint.call(request + 1, 0, 'u').unwrap_err(),
+            endpoint.call(Content::Bytes, request + 1, 0, 'u').unwrap_err(),
             (Refusal::TooLong { len: request + 1, max: request }, 'u')
         );
         assert_eq!(
-            endpoint.call(0, response + 1, 'u').unwrap_err(),
+            endpoint.call(Content::Bytes, 0, response + 1, 'u').unwrap_err(),
             (Refusal::AllowanceTooLong { len: response + 1, max: response }, 'u')
         );
-        assert!(endpoint.call(u32::MAX, u32::MAX, 'u').is_err());
-        assert!(endpoint.call(request, response, 'u').is_ok(), "the longest fits");
-        assert_eq!(endpoint.call(0, 0, 'u').unwrap_err(), (Refusal::TooManyCalls, 'u'));
+        assert!(endpoint.call(Content::Bytes, usize::MAX, usize::MAX, 'u').is_err());
+        assert!(endpoint.call(Content::Bytes, request, response, 'u').is_ok(), "the longest fits");
+        assert_eq!(endpoint.call(Content::Bytes, 0, 0, 'u').unwrap_err(), (Refusal::TooManyCalls, 'u'));
     }
     let params = FlowParams { ring: 128, ..PARAMS };
     assert_eq!(Endpoint::<()>::new(&params).unwrap_err(), FlowParamsError::RingSize { size: 128 });

@@ -30,7 +30,7 @@ struct ModelPeer {
     /// Batches on their way to this side.
     link: VecDeque<Batch>,
     held: Vec<HeldSpace>,
-    unanswered: Vec<(ReplyToken, u32)>,
+    unanswered: Vec<(ReplyToken, usize)>,
 }
 
 impl Clone for ModelPeer {
@@ -79,7 +79,7 @@ pub(super) struct Model {
     pub(super) rings: [u64; 2],
     pub(super) pending: usize,
     /// Request and response lengths of the calls.
-    pub(super) calls: &'static [(u32, u32)],
+    pub(super) calls: &'static [(usize, usize)],
     pub(super) compact: bool,
     pub(super) broken_rule: Option<BrokenRule>,
 }
@@ -204,9 +204,9 @@ impl Model {
 }
 
 impl State {
-    fn call(&mut self, me: usize, len: u32, response: u32) -> bool {
+    fn call(&mut self, me: usize, len: usize, response: usize) -> bool {
         let side = &mut self.sides[me];
-        let Ok((_, placement)) = side.endpoint.call(len, response, ()) else { return false };
+        let Ok((_, placement)) = side.endpoint.call(Content::Bytes, len, response, ()) else { return false };
         side.staged.push((placement.offset, placement.header));
         true
     }
@@ -214,7 +214,8 @@ impl State {
     fn reply(&mut self, me: usize, index: usize) -> Result<(), String> {
         let side = &mut self.sides[me];
         let (token, len) = side.unanswered.remove(index);
-        let placement = side.endpoint.reply(token, len).map_err(|(error, _)| error.to_string())?;
+        let placement =
+            side.endpoint.reply(Content::Bytes, token, len).map_err(|(error, _)| error.to_string())?;
         side.staged.push((placement.offset, placement.header));
         Ok(())
     }
@@ -228,9 +229,8 @@ impl State {
     fn post(&mut self, me: usize) -> bool {
         let side = &mut self.sides[me];
         let Some(write) = side.endpoint.next_write() else { return false };
-        side.endpoint.write_posted();
-        let count =
-            if write.kind == RingWriteKind::Batch { write.metadata.message_count as usize } else { 0 };
+        side.endpoint.write_posted(&write);
+        let count = if write.kind() == WriteKind::Batch { write.metadata.message_count as usize } else { 0 };
         let headers = side.staged.drain(..count).collect();
         let batch = Batch { offset: write.offset, imm: write.imm, metadata: write.metadata, headers };
         self.sides[1 - me].link.push_back(batch);
@@ -242,22 +242,22 @@ impl State {
         let ModelPeer { endpoint, link, staged, held, unanswered, .. } = &mut self.sides[me];
         let Some(batch) = link.pop_front() else { return Ok(false) };
         let text = |violation: Violation| violation.to_string();
-        endpoint.accept_batch(batch.imm, &batch).map_err(text)?;
+        endpoint.accept(batch.imm, &batch).map_err(text)?;
         while let Some(message) = endpoint.next_message(&batch).map_err(text)? {
             match message {
-                ReceivedMessage::Request(request) => {
-                    let longest = request.reply_token.max_len() as u32;
+                Message::Request { reply_token, .. } => {
+                    let longest = reply_token.max_len() as usize;
                     if at_once {
-                        let reply = endpoint.reply(request.reply_token, longest);
+                        let reply = endpoint.reply(Content::Bytes, reply_token, longest);
                         let reply = reply.map_err(|(error, _)| error.to_string())?;
                         staged.push((reply.offset, reply.header));
                     } else {
                         held.extend(endpoint.hold());
-                        unanswered.push((request.reply_token, longest));
+                        unanswered.push((reply_token, longest));
                     }
                 }
                 // Holding responses would add nothing: held requests already delay the consumer position.
-                ReceivedMessage::Response(_) => {}
+                Message::Response { .. } => {}
             }
         }
         Ok(true)
@@ -317,7 +317,7 @@ impl State {
             if self.sides[me].endpoint.remote_consumer() > peer.consumer_position() {
                 return Err("a side believes that its peer has released more than it has".into());
             }
-            if flow.reserved > self.sides[me].endpoint.credit_limit() {
+            if flow.credit_reserved > self.sides[me].endpoint.credit_limit() {
                 return Err("more credit granted than the limit".into());
             }
         }

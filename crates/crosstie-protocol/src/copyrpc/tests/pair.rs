@@ -3,13 +3,12 @@
 //! Every failure is an error text: a violation, a lost or repeated call, wrong bytes, a broken invariant.
 
 use std::collections::VecDeque;
-use std::fmt::Debug;
 use std::format;
 use std::string::{String, ToString};
 use std::vec;
 use std::vec::Vec;
 
-use super::super::wire::CompactHead;
+use super::super::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE};
 use super::super::*;
 use super::BrokenRule;
 
@@ -30,17 +29,17 @@ pub(super) struct PairPeer {
     /// WRITEs that have arrived and whose completion was not polled.
     completions: VecDeque<u32>,
     /// Calls of the peer in the order in which they must arrive.
-    expected: VecDeque<(u64, u32)>,
+    expected: VecDeque<(u64, usize)>,
     /// Calls of this side without a response, with the longest response that they allow. The bytes of a response
     /// identify its call.
-    waiting: Vec<(u64, u32)>,
+    waiting: Vec<(u64, usize)>,
     pub(super) held: Vec<(HeldSpace, usize, Vec<u8>)>,
     pub(super) unanswered: Vec<(ReplyToken, u64)>,
     /// The word that the peer can READ.
     word: u64,
     reading: Option<Option<u64>>,
     pub(super) answered: u64,
-    /// Posted WRITEs by `RingWriteKind`.
+    /// Posted WRITEs by `WriteKind`.
     pub(super) writes: [u64; 3],
     pub(super) reads: u64,
 }
@@ -98,19 +97,16 @@ impl Pair {
     }
 
     /// Makes a call. `Ok(false)`: refused for now.
-    pub(super) fn call(&mut self, me: usize, len: u32, response_len: u32) -> Result<bool, String> {
+    pub(super) fn call(&mut self, me: usize, len: usize, response_len: usize) -> Result<bool, String> {
         let number = self.next_call;
         let side = &mut self.sides[me];
         let before = side.endpoint.flow_state();
-        if self.broken_rule.is_none() {
-            check_call_alone(&side.endpoint, len, response_len, number);
-        }
         let direct = number.is_multiple_of(3) && side.endpoint.can_send_payload_directly();
-        match side.endpoint.call(len, response_len, number) {
+        match side.endpoint.call(Content::Bytes, len, response_len, number) {
             Ok((_, placement)) => {
                 self.next_call += 1;
                 side.waiting.push((number, response_len));
-                self.write(me, &placement, &pattern(number, 1, len as usize), direct);
+                self.write(me, &placement, &pattern(number, 1, len), direct);
                 self.sides[1 - me].expected.push_back((number, len));
                 Ok(true)
             }
@@ -130,24 +126,22 @@ impl Pair {
     pub(super) fn reply(&mut self, me: usize, index: usize, share: u64) -> Outcome {
         let side = &mut self.sides[me];
         let (token, number) = side.unanswered.remove(index);
-        let mut len = (token.max_len() * share.min(256) / 256) as u32;
-        let too_long = (token.max_len() + 1) as u32;
+        let mut len = (token.max_len() * share.min(256) / 256) as usize;
+        let too_long = (token.max_len() + 1) as usize;
         let token = if self.broken_rule == Some(BrokenRule::LongReplies) {
             len = too_long;
             token
         } else {
             let before = side.endpoint.flow_state();
-            match side.endpoint.reply(token, too_long) {
+            match side.endpoint.reply(Content::Bytes, token, too_long) {
                 Err((ReplyError::TooLong { .. }, token)) if side.endpoint.flow_state() == before => token,
                 other => return Err(format!("a reply longer than allowed: {other:?}")),
             }
         };
-        if self.broken_rule.is_none() {
-            check_reply_alone(&side.endpoint, &token, len);
-        }
         let direct = number.is_multiple_of(5) && side.endpoint.can_send_payload_directly();
-        let placement = side.endpoint.reply(token, len).map_err(|(error, _)| error.to_string())?;
-        self.write(me, &placement, &pattern(number, 2, len as usize), direct);
+        let placement =
+            side.endpoint.reply(Content::Bytes, token, len).map_err(|(error, _)| error.to_string())?;
+        self.write(me, &placement, &pattern(number, 2, len), direct);
         Ok(())
     }
 
@@ -182,20 +176,11 @@ impl Pair {
     /// Posts the next WRITE. Returns false if there is nothing to post.
     pub(super) fn post(&mut self, me: usize) -> bool {
         let side = &mut self.sides[me];
-        let mut shortcut = side.endpoint.clone();
-        let compact = shortcut.open_compact();
-        assert_same_flow(&shortcut, &side.endpoint);
         let Some(next) = side.endpoint.next_write() else { return false };
         assert_eq!(side.endpoint.next_write(), Some(next), "the same until it is posted");
         let bytes = next.bytes(&mut side.staging);
-        side.endpoint.write_posted();
-        if let Some(compact) = compact.filter(|_| self.broken_rule.is_none()) {
-            assert_same_write(&compact, &next);
-            shortcut.compact_posted(&compact);
-            assert_eq!(shortcut.next_write(), None, "nothing else is left to post");
-            assert_same_flow(&shortcut, &side.endpoint);
-        }
-        side.writes[next.kind as usize] += 1;
+        side.endpoint.write_posted(&next);
+        side.writes[next.kind() as usize] += 1;
         self.sides[1 - me].link.push_back((next.offset, bytes, Some(next.imm)));
         true
     }
@@ -231,38 +216,52 @@ impl Pair {
         let PairPeer { endpoint, ring, staging, completions, expected, waiting, held, unanswered, .. } = side;
         if let Some(imm) = completions.pop_front() {
             let text = |violation: Violation| violation.to_string();
-            check_accept_compact(endpoint, imm, ring);
-            endpoint.accept_batch(imm, ring.as_slice()).map_err(text)?;
-            while let Some(message) = next_message(endpoint, ring.as_slice()).map_err(text)? {
+            let offset = endpoint.announced_batch(0).start;
+            // The bytes of some compact batches come with the completion. The ring has others by the time they are looked at.
+            let inline = imm & COMPACT_FLAG != 0 && imm.is_multiple_of(2);
+            let copy = ring[offset..].iter().copied().take(64).collect::<Vec<u8>>();
+            let front = copy.as_slice().load_words(0);
+            match inline {
+                true => endpoint.accept(imm, &front).map_err(text)?,
+                false => endpoint.accept(imm, ring.as_slice()).map_err(text)?,
+            }
+            while let Some(message) = endpoint.next_message(ring.as_slice()).map_err(text)? {
+                let (Message::Request { offset: at, len, .. } | Message::Response { offset: at, len, .. }) =
+                    message;
+                let bytes = ring[at..][..len].to_vec();
+                if inline {
+                    if at != offset + COMPACT_HEAD_SIZE || bytes != copy[COMPACT_HEAD_SIZE..][..len] {
+                        return Err(format!("the payload of a compact batch is at {at}"));
+                    }
+                    endpoint.pass();
+                }
                 match message {
-                    ReceivedMessage::Request(request) => {
-                        let (number, len) = expected.pop_front().ok_or("a request that nobody made")?;
-                        let bytes = ring[request.offset..][..request.len].to_vec();
-                        if bytes != pattern(number, 1, len as usize) {
+                    Message::Request { reply_token, .. } => {
+                        let (number, made) = expected.pop_front().ok_or("a request that nobody made")?;
+                        if len != made || bytes != pattern(number, 1, len) {
                             return Err(format!("request {number} has wrong bytes"));
                         }
                         // Some requests are answered while they are lent.
                         if number.is_multiple_of(4) && self.broken_rule.is_none() {
-                            let len = (request.reply_token.max_len() / 2) as u32;
-                            let reply = endpoint.reply(request.reply_token, len);
+                            let len = (reply_token.max_len() / 2) as usize;
+                            let reply = endpoint.reply(Content::Bytes, reply_token, len);
                             let reply = reply.map_err(|(error, _)| error.to_string())?;
                             write(staging, reply.offset, &reply.header.encode());
-                            write(staging, reply.payload_offset(), &pattern(number, 2, len as usize));
+                            write(staging, reply.payload_offset(), &pattern(number, 2, len));
                             continue;
                         }
-                        held.push((endpoint.hold().ok_or("not lent")?, request.offset, bytes));
-                        unanswered.push((request.reply_token, number));
+                        held.extend(endpoint.hold().map(|space| (space, at, bytes)));
+                        unanswered.push((reply_token, number));
                     }
-                    ReceivedMessage::Response(response) => {
-                        let number = response.user.ok_or("a response without a caller")?;
-                        let at = waiting.iter().position(|(n, _)| *n == number);
-                        waiting.swap_remove(at.ok_or_else(|| format!("call {number} answered twice"))?);
-                        let bytes = ring[response.offset..][..response.len].to_vec();
-                        if bytes != pattern(number, 2, response.len) {
+                    Message::Response { user, .. } => {
+                        let number = user.ok_or("a response without a caller")?;
+                        let at_call = waiting.iter().position(|(n, _)| *n == number);
+                        waiting.swap_remove(at_call.ok_or_else(|| format!("call {number} answered twice"))?);
+                        if bytes != pattern(number, 2, len) {
                             return Err(format!("the response to {number} has wrong bytes"));
                         }
                         if !number.is_multiple_of(3) || self.broken_rule.is_some() {
-                            held.push((endpoint.hold().ok_or("not lent")?, response.offset, bytes));
+                            held.extend(endpoint.hold().map(|space| (space, at, bytes)));
                         }
                         side.answered += 1;
                     }
@@ -380,199 +379,10 @@ impl Pair {
         self.run_until_idle()?;
         for me in [0, 1] {
             let (a, b) = (self.sides[me].endpoint.flow_state(), self.sides[1 - me].endpoint.flow_state());
-            if a.pending != 0 || a.reserved != b.balance {
+            if a.pending != 0 || a.credit_reserved != b.credit_available {
                 return Err(format!("credit leaked between side {me} {a:?} and its peer {b:?}"));
             }
         }
         Ok(())
     }
-}
-
-/// A call that can go out alone has the same effect whether or not it is placed first, and is refused for the same reasons.
-fn check_call_alone(endpoint: &Endpoint<u64>, len: u32, response_len: u32, user: u64) {
-    let (mut alone, mut placed) = (endpoint.clone(), endpoint.clone());
-    let is_idle = endpoint.has_no_calls()
-        && endpoint.open_batch_messages() == 0
-        && endpoint.can_send_payload_directly();
-    let write = alone.call_alone(len as usize, response_len as usize);
-    assert_same_flow(&alone, endpoint);
-    let mut appended = endpoint.clone();
-    let joined = appended.append_call(len as usize, response_len as usize, u32::MAX, user);
-    let (call, placement) = match placed.call(len, response_len, user) {
-        Ok(called) => called,
-        Err((refusal, user)) => {
-            let is_same = joined == Err((Some(refusal), user));
-            assert!(is_same || joined == Err((None, user)), "{joined:?}, but {refusal:?}");
-            assert_same_flow(&appended, if is_same { &placed } else { endpoint });
-            return assert_eq!(write, None);
-        }
-    };
-    if joined.is_ok() {
-        assert_eq!(joined, Ok((call, placement)));
-        assert_same_flow(&appended, &placed);
-    } else {
-        assert_eq!(joined, Err((None, user)));
-        assert_same_flow(&appended, endpoint);
-        let is_sealed = !placed.can_send_payload_directly();
-        assert!(endpoint.open_batch_messages() == 0 || is_sealed, "it fits into the open batch");
-    }
-    let next = placed.next_write().unwrap();
-    let Some(write) = write else { return assert!(!is_idle || next.compact.is_none()) };
-    assert!(is_idle);
-    assert_eq!(alone.call_posted(&write, user), call);
-    assert_eq!(placement.payload_offset(), write.payload_offset());
-    assert_same_write(&write, &next);
-    placed.write_posted();
-    assert_same_flow(&alone, &placed);
-}
-
-/// A reply that can go out alone has the same effect whether or not it is placed first.
-fn check_reply_alone(endpoint: &Endpoint<u64>, token: &ReplyToken, len: u32) {
-    let (mut alone, mut placed) = (endpoint.clone(), endpoint.clone());
-    let (mut appended, mut replied) = (endpoint.clone(), endpoint.clone());
-    let joined = appended.append_reply(token.duplicate(), len as usize, u32::MAX);
-    let placement = replied.reply(token.duplicate(), len).unwrap();
-    if joined.is_ok() {
-        assert_eq!(joined, Ok(placement));
-        assert_same_flow(&appended, &replied);
-    } else {
-        assert_same_flow(&appended, endpoint);
-        let is_sealed = !replied.can_send_payload_directly();
-        assert!(endpoint.open_batch_messages() == 0 || is_sealed, "it fits into the open batch");
-    }
-    let too_long = alone.append_reply(token.duplicate(), token.max_len() as usize + 1, u32::MAX);
-    if endpoint.open_batch_messages() == 0 {
-        assert_eq!(too_long, Err((None, token.duplicate())));
-    }
-    assert_eq!(too_long.map_err(|(_, token)| token), Err(token.duplicate()));
-    if !alone.is_last_reply(token) {
-        return;
-    }
-    let Some(write) = alone.reply_alone(token, len as usize, &mut None) else { return };
-    alone.reply_posted(token.duplicate(), &write);
-    let placement = placed.reply(token.duplicate(), len).unwrap();
-    assert_eq!(placement.payload_offset(), write.payload_offset());
-    let next = placed.next_write().unwrap();
-    assert_same_write(&write, &next);
-    placed.write_posted();
-    assert_same_flow(&alone, &placed);
-}
-
-/// A compact batch has the same effect whether it is accepted in one step or in three, and is refused for the same reason.
-pub(super) fn check_accept_compact<U: Clone + Debug + PartialEq>(
-    endpoint: &Endpoint<U>,
-    imm: u32,
-    ring: &[u8],
-) {
-    if imm & wire::COMPACT_FLAG == 0 {
-        return;
-    }
-    let (mut at_once, mut in_steps) = (endpoint.clone(), endpoint.clone());
-    let accepted = in_steps.accept_batch(imm, ring).and_then(|()| in_steps.next_message(ring));
-    let head = CompactHead::from_numbers(ring.load_words(endpoint.next_offset()));
-    let payload_len = imm & !wire::COMPACT_FLAG;
-    let message = at_once.accept_compact(payload_len, &head);
-    check_try_accept(endpoint, payload_len, &head, &message, &at_once);
-    let expected = match accepted {
-        Ok(Some(ReceivedMessage::Request(ReceivedRequest { reply_token, .. }))) => {
-            CompactMessage::Request { reply_token }
-        }
-        Ok(Some(ReceivedMessage::Response(ReceivedResponse { user, .. }))) => {
-            CompactMessage::Response { user }
-        }
-        Ok(None) => unreachable!("a compact batch has a message"),
-        Err(violation) => return assert_eq!(message, Err(violation)),
-    };
-    assert_eq!(message, Ok(expected));
-    in_steps.pass();
-    assert_same_flow(&at_once, &in_steps);
-}
-
-/// The short ways to accept a compact batch do the same as the long one, or nothing.
-fn check_try_accept<U: Clone + Debug + PartialEq>(
-    before: &Endpoint<U>,
-    payload_len: u32,
-    head: &CompactHead,
-    expected: &Result<CompactMessage<U>, Violation>,
-    after: &Endpoint<U>,
-) {
-    let mut tried = before.clone();
-    let request = tried.try_accept_request(payload_len, head);
-    let message = match request {
-        Some(reply_token) => Some(CompactMessage::Request { reply_token }),
-        None => {
-            assert_eq!(&tried, before);
-            let user = tried.try_accept_response(payload_len, head);
-            user.map(|user| CompactMessage::Response { user })
-        }
-    };
-    match message {
-        Some(message) => {
-            assert_eq!(Ok(message), *expected);
-            assert_same_flow(&tried, after);
-        }
-        None => {
-            assert_eq!(&tried, before);
-            let is_free = before.clone().consumer_position() == before.received_position();
-            assert!(expected.is_err() || !is_free || !before.is_consumer_known(), "{expected:?}");
-        }
-    }
-}
-
-/// Asks for the next message. The short way does the same as the long one, or nothing.
-pub(super) fn next_message<U: Clone + Debug + PartialEq, B: RingBytes + ?Sized>(
-    endpoint: &mut Endpoint<U>,
-    ring: &B,
-) -> Result<Option<ReceivedMessage<U>>, Violation> {
-    let (before, mut tried) = (endpoint.clone(), endpoint.clone());
-    let usual = tried.next_usual_message(ring);
-    let message = endpoint.next_message(ring);
-    match (usual, &message) {
-        (
-            Some(UsualMessage::Request { offset, len, reply_token }),
-            Ok(Some(ReceivedMessage::Request(request))),
-        ) => {
-            assert_eq!(request, &ReceivedRequest { offset, len, bulk: false, reply_token });
-            assert_eq!(&tried, endpoint);
-        }
-        (
-            Some(UsualMessage::Response { user, offset, len }),
-            Ok(Some(ReceivedMessage::Response(response))),
-        ) => {
-            let call = response.call;
-            assert_eq!(response, &ReceivedResponse { call, user, offset, len, bulk: false });
-            assert_eq!(&tried, endpoint);
-        }
-        (None, _) => {
-            assert_eq!(tried, before);
-            let (offset, bulk) = match &message {
-                Ok(Some(ReceivedMessage::Request(request))) => (request.offset, request.bulk),
-                Ok(Some(ReceivedMessage::Response(response))) => (response.offset, response.bulk),
-                Ok(None) | Err(_) => return message,
-            };
-            let is_compact = offset % wire::ALIGNMENT as usize == wire::COMPACT_HEAD_SIZE;
-            // Bytes behind the last message.
-            let fails_next = endpoint.clone().next_message(ring).is_err();
-            assert!(bulk || is_compact || fails_next, "{message:?} is a usual message");
-        }
-        (usual, _) => panic!("{usual:?} is not {message:?}"),
-    }
-    message
-}
-
-fn assert_same_write(compact: &CompactWrite, write: &RingWrite) {
-    assert_eq!((Some(compact.head), compact.imm), (write.compact, write.imm));
-    assert_eq!((compact.offset, compact.payload_offset()), (write.offset, write.payload_offset()));
-    assert_eq!(compact.payload_len + wire::COMPACT_HEAD_SIZE, write.len);
-}
-
-/// Compares all but what is left of writes that were posted.
-fn assert_same_flow<U: Clone + Debug + PartialEq>(one: &Endpoint<U>, other: &Endpoint<U>) {
-    let [one, other] = [one, other].map(|endpoint| {
-        let mut endpoint = endpoint.clone();
-        endpoint.consumer_position();
-        endpoint.rebase(0, 0);
-        endpoint
-    });
-    assert_eq!(one, other);
 }

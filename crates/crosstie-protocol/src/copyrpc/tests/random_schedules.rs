@@ -15,12 +15,13 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A payload length from zero to the longest; small ones are as frequent as large ones.
-fn length(longest: u32, draw: u16) -> u32 {
+fn length(longest: usize, draw: u16) -> usize {
+    let share = usize::from(draw >> 2);
     match draw % 4 {
-        0 => longest.min(u32::from(draw >> 2) % 64),
+        0 => longest.min(share % 64),
         1 => longest,
-        2 => longest.min(u32::from(draw >> 2)) / 4,
-        _ => (u64::from(longest) * u64::from(draw >> 2) / (1 << 14)) as u32,
+        2 => longest.min(share) / 4,
+        _ => longest * share / (1 << 14),
     }
 }
 

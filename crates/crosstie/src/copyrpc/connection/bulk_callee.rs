@@ -5,14 +5,14 @@
 //! send queue, so it arrives after them.
 
 use crosstie_protocol::copyrpc::{
-    BULK_NO_MEMORY, BULK_REQUEST_SIZE, BulkMemory, BulkRequest, ReplyToken, Violation,
+    BULK_NO_MEMORY, BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, Content, ReplyToken,
+    Violation,
 };
 
 use super::{ConnectedState, Connection, ConnectionState};
 use crate::copyrpc::bulk_state::{
     BulkState, MAX_PIECES, OutgoingResponse, PIECE, QueuedPayload, QueuedRequest, ReadyRequest, bulk_limit,
 };
-use crate::copyrpc::counters::Counters;
 use crate::copyrpc::error::{Failure, NotReplied};
 use crate::copyrpc::operation::{Operation, OperationPoster};
 use crate::copyrpc::region_pool::{NoRegion, PooledRegion};
@@ -70,7 +70,7 @@ impl<U> ConnectionState<U> {
 impl<U> ConnectedState<U> {
     /// Places the message that announces a bulk response of so many bytes, or refuses a bulk request.
     fn announce_response(&mut self, token: ReplyToken, len: u32) -> Result<(), Failure> {
-        match self.protocol.reply_bulk(token) {
+        match self.protocol.reply(Content::Bulk, token, BULK_RESPONSE_SIZE) {
             Ok(placement) => {
                 self.write_in_two_parts(&placement, &len.to_le_bytes(), &[]);
                 Ok(())
@@ -122,15 +122,14 @@ impl<U> Connection<U> {
     /// in the send queue.
     #[cold]
     #[inline(never)]
-    pub(super) fn post_pieces(&self, counters: &mut Counters) -> Result<bool, Failure> {
+    pub(super) fn post_pieces(&self) -> Result<bool, Failure> {
         let mut state = self.state.borrow_mut();
-        let ConnectionState { qp, outstanding, bulk, connected, pd, failure, .. } = &mut *state;
+        let ConnectionState { queue, bulk, connected, pd, failure, .. } = &mut *state;
         let (Some(bulk), Some(connected), None) = (bulk, connected, failure) else { return Ok(false) };
         let (first_response, first_queued) = (bulk.first_response, bulk.first_queued);
-        counters.bulk_calls += std::mem::take(&mut bulk.uncounted_calls);
         let BulkState { operations, responses, queued_requests, incoming_requests, reads, writes, .. } =
             &mut **bulk;
-        let mut poster = OperationPoster { qp, outstanding, operations, counters, connection: self.key };
+        let mut poster = OperationPoster { queue, operations };
         let mut waits = false;
         'responses: for (number, response) in (first_response..).zip(responses.iter_mut()) {
             while response.posted < response.len {
@@ -149,8 +148,8 @@ impl<U> Connection<U> {
                 }
                 *writes += 1;
                 response.posted += len;
-                poster.counters.bulk_writes += 1;
-                poster.counters.bulk_bytes += len as u64;
+                poster.queue.account.counters.bulk_writes.add(1);
+                poster.queue.account.counters.bulk_bytes.add(len);
             }
             // All pieces are in the send queue, so the message that announces them arrives after them.
             if let Some(token) = response.reply_token.take() {
@@ -171,7 +170,7 @@ impl<U> Connection<U> {
                     Err(NoRegion::NoMemory) => {
                         if let Some(token) = request.reply_token.take() {
                             connected.announce_response(token, BULK_NO_MEMORY)?;
-                            poster.counters.bulk_refused += 1;
+                            poster.queue.account.counters.bulk_refused.add(1);
                             self.has_refused_request.set(true);
                         }
                         continue;
@@ -193,8 +192,8 @@ impl<U> Connection<U> {
                 }
                 *reads += 1;
                 *posted += len;
-                poster.counters.bulk_reads += 1;
-                poster.counters.bulk_bytes += len as u64;
+                poster.queue.account.counters.bulk_reads.add(1);
+                poster.queue.account.counters.bulk_bytes.add(len);
             }
         }
         Ok(waits || bulk.operations.len() > 0)

@@ -7,12 +7,13 @@
 use std::time::Instant;
 
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkResponse, Refusal, Violation, decode_bulk_response,
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkResponse, Content, Refusal, Violation, decode_bulk_response,
 };
 use crosstie_protocol::key::Key;
 
-use super::{Connection, ConnectionState, OtherMessage};
+use super::{Arrival, BulkArrival, Connection, ConnectionState};
 use crate::copyrpc::error::{Failure, NotCalled};
+use crate::copyrpc::flush_policy::SendTiming;
 use crate::copyrpc::region_pool::{NoRegion, PooledRegion};
 use crate::device::Mr;
 
@@ -36,7 +37,7 @@ impl<U> ConnectionState<U> {
         allowance: usize,
         user: U,
         deadline: Option<Instant>,
-    ) -> Result<(), (NotCalled, U)> {
+    ) -> Result<SendTiming, (NotCalled, U)> {
         let called = match refusal {
             Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. } => {
                 self.call_bulk(payload, allowance, user, deadline)
@@ -46,7 +47,7 @@ impl<U> ConnectionState<U> {
         if called.is_err() {
             self.position_reads.note_refusal();
         }
-        called
+        called.map(|()| SendTiming::WithNextPoll)
     }
 
     fn call_bulk(
@@ -58,19 +59,18 @@ impl<U> ConnectionState<U> {
     ) -> Result<(), (NotCalled, U)> {
         let Some(connected) = &self.connected else { return Err((NotCalled::NotConnected, user)) };
         let (max_request, max_response) =
-            (connected.protocol.max_request_len() as usize, connected.protocol.max_response_len() as usize);
+            (connected.protocol.max_request_len(), connected.protocol.max_response_len());
         let limit = connected.max_bulk as usize;
         let needs_buffer = allowance > max_response;
         // A short request follows the descriptor in the ring.
         let room = if needs_buffer { max_request.saturating_sub(BULK_REQUEST_SIZE) } else { max_request };
         let needs_region = payload.len() > room;
         if needs_region && payload.len() > limit {
-            let max = room.max(limit) as u32;
-            return Err((Refusal::TooLong { len: payload.len() as u32, max }.into(), user));
+            return Err((Refusal::TooLong { len: payload.len(), max: room.max(limit) }.into(), user));
         }
         if needs_buffer && allowance > limit {
-            let max = max_response.max(limit) as u32;
-            return Err((Refusal::AllowanceTooLong { len: allowance as u32, max }.into(), user));
+            let max = max_response.max(limit);
+            return Err((Refusal::AllowanceTooLong { len: allowance, max }.into(), user));
         }
         let pd = self.pd.clone();
         let (request, response) = (needs_region.then_some(payload.len()), needs_buffer.then_some(allowance));
@@ -83,7 +83,7 @@ impl<U> ConnectionState<U> {
         let in_ring: &[u8] = if needs_region { &[] } else { payload };
         let ring_allowance = if needs_buffer { max_response / RING_RESPONSE_DIVISOR } else { allowance };
         let len = BULK_REQUEST_SIZE + in_ring.len();
-        let (call, placement) = match connected.protocol.call_bulk(len as u32, ring_allowance as u32, user) {
+        let (call, placement) = match connected.protocol.call(Content::Bulk, len, ring_allowance, user) {
             Ok(called) => called,
             Err((refusal, user)) => {
                 self.bulk().put_back_call_regions(regions);
@@ -96,9 +96,9 @@ impl<U> ConnectionState<U> {
         }
         connected.write_in_two_parts(&placement, &regions.descriptor(payload.len()).encode(), in_ring);
         self.deadlines.record(call, deadline, self.config.pending_calls);
+        self.queue.account.counters.bulk_calls.add(1);
         let bulk = self.bulk();
         bulk.bulk_calls += 1;
-        bulk.uncounted_calls += 1;
         bulk.call_regions[call_index(call.bits())] = Some(regions);
         Ok(())
     }
@@ -114,13 +114,13 @@ impl<U> ConnectionState<U> {
         offset: usize,
         len: usize,
         is_bulk: bool,
-    ) -> Result<OtherMessage<U>, Failure> {
+    ) -> Result<Arrival<U>, Failure> {
         let bulk = self.bulk();
         let mut regions = bulk.call_regions.get_mut(call_index(call)).and_then(Option::take);
         bulk.bulk_calls -= usize::from(regions.is_some());
         if !is_bulk {
             regions.into_iter().for_each(|regions| bulk.put_back_call_regions(regions));
-            return Ok(OtherMessage::Response { user, offset, len });
+            return Ok(Arrival::Response { user, offset, len });
         }
         let buffer = regions.as_mut().and_then(|regions| regions.response.take());
         let is_request_bulk = regions.as_ref().is_some_and(|regions| regions.request.is_some());
@@ -131,12 +131,12 @@ impl<U> ConnectionState<U> {
         let capacity = buffer.as_ref().map(|(_, capacity)| *capacity);
         match (decode_bulk_response(&bytes, len, capacity, is_request_bulk), buffer) {
             (Ok(BulkResponse::Written(len)), Some((region, _))) => {
-                Ok(OtherMessage::BulkResponse { user, region, len: len as usize })
+                Ok(Arrival::Bulk(BulkArrival::Response { user, region, len: len as usize }))
             }
             (Ok(BulkResponse::NoMemory), buffer) => {
                 let bulk = self.bulk();
                 buffer.into_iter().for_each(|(region, _)| bulk.incoming_responses.put_back(region));
-                Ok(OtherMessage::Refused { user })
+                Ok(Arrival::Bulk(BulkArrival::Refused { user }))
             }
             (decoded, _) => {
                 // The protocol has removed the call from its table. `fail` reports it with those that are pending.

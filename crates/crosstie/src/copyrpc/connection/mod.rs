@@ -1,8 +1,8 @@
 //! One connection: its queue pair, its rings, and the protocol that decides what goes where.
 //!
 //! - `mod.rs`: connect, call, reply, receive, fail.
-//! - `posting.rs`: what is posted to the send queue, by the rules of [`flush_policy`], and what its
-//!   completions mean.
+//! - `posting.rs`: what is posted, by the rules of [`flush_policy`], and what its completions mean.
+//! - `send_queue.rs`: the send queue and its account.
 //! - `position_reads.rs`: when the peer's consumer position is read.
 //! - `bulk_caller.rs`, `bulk_callee.rs`: payloads that do not fit into a ring.
 //! - `raw.rs`: READ and WRITE of the application.
@@ -17,16 +17,16 @@ mod bulk_caller;
 mod position_reads;
 mod posting;
 mod raw;
+mod send_queue;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
 
-use crosstie_protocol::copyrpc::wire::{CompactHead, ConnectInfo};
+use crosstie_protocol::copyrpc::wire::ConnectInfo;
 use crosstie_protocol::copyrpc::{
-    CompactMessage, Endpoint as Protocol, FlowParams, HeldSpace, ReceivedMessage, ReceivedRequest,
-    ReceivedResponse, Refusal, ReplyError, ReplyToken, RingBytes, UsualMessage,
+    Content, Endpoint as Protocol, FlowParams, HeldSpace, Message, ReplyError, ReplyToken, RingBytes,
 };
 
 use super::address::{EndpointAddress, EndpointId};
@@ -35,14 +35,16 @@ use super::config::EndpointConfig;
 use super::counters::RunningCounters;
 use super::deadlines::Deadlines;
 use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
-use super::flush_policy::{self, BATCHES_AHEAD, LARGE_BATCH, SendTiming, WriteSignaling};
+use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
 use super::operation::RawCompletion;
+use super::receive_policy::MAX_LINES_AHEAD;
 use super::region_pool::PooledRegion;
 use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr, RingRegion};
 use crate::memory::prefetch::{self, CACHE_LINE};
 
 use position_reads::PositionReads;
 pub(super) use posting::FlushOutcome;
+pub(super) use send_queue::SendQueue;
 
 /// A connection, shared by its endpoint, its requests and its context.
 pub(super) struct Connection<U> {
@@ -61,7 +63,7 @@ pub(super) struct Connection<U> {
 }
 
 struct ConnectionState<U> {
-    qp: RcQp,
+    queue: SendQueue,
     /// The consumer position of this side, for the peer to READ.
     own_position: Mr,
     /// Where a READ of the peer's consumer position goes.
@@ -69,14 +71,9 @@ struct ConnectionState<U> {
     config: EndpointConfig,
     connected: Option<ConnectedState<U>>,
     failure: Option<Failure>,
-    /// Work requests in the send queue that are not known to be complete.
-    outstanding: u32,
-    signaling: WriteSignaling,
-    /// Bytes that the queue pair takes inline.
-    max_inline: usize,
-    /// Polls that have held the open batch back, and since when.
-    held_polls: u32,
-    held_since: Option<Instant>,
+    /// Polls that have delayed the open batch, and since when.
+    delayed_polls: u32,
+    delayed_since: Option<Instant>,
     position_reads: PositionReads,
     /// Whether a batch arrived since the last probe.
     received_since_probe: bool,
@@ -114,23 +111,26 @@ impl RingBytes for RingRegion {
     }
 }
 
-/// What becomes of the messages of a batch. They are at an offset of the ring, where they are lent. The methods return whether to go on.
-pub(super) trait MessageHandler<U> {
-    /// A short request.
-    fn on_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) -> bool;
-
-    /// A response. `user` is `None` if the call was abandoned.
-    fn on_response(&mut self, user: Option<U>, offset: usize, len: usize) -> bool;
+/// A message that has arrived. Its payload is lent: in the ring, or in the completion that it came with.
+pub(super) enum Arrival<U> {
+    Request {
+        reply_token: ReplyToken,
+        offset: usize,
+        len: usize,
+    },
+    /// `user` is `None` if the call was abandoned.
+    Response {
+        user: Option<U>,
+        offset: usize,
+        len: usize,
+    },
+    Bulk(BulkArrival<U>),
 }
 
-/// A message that is not short, or that has to wait for one that is not. If it is in the ring, it is lent.
-pub(super) enum OtherMessage<U> {
-    /// A short request in the ring.
-    Request { offset: usize, len: usize, reply_token: ReplyToken },
-    /// A response in the ring. `user` is `None` if the call was abandoned.
-    Response { user: Option<U>, offset: usize, len: usize },
+/// What a bulk message has become.
+pub(super) enum BulkArrival<U> {
     /// A response in bulk memory.
-    BulkResponse { user: Option<U>, region: PooledRegion, len: usize },
+    Response { user: Option<U>, region: PooledRegion, len: usize },
     /// The callee has no memory for the request.
     Refused { user: Option<U> },
     /// A request was queued: it is a bulk request, or it is behind one.
@@ -144,21 +144,21 @@ impl<U> Connection<U> {
         qp: RcQp,
         max_inline: u32,
         config: EndpointConfig,
+        counters: &Rc<RunningCounters>,
     ) -> Result<Connection<U>, DeviceError> {
         let ring = pd.allocate(config.ring, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let own_position = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let peer_position = pd.allocate(8, Access::LOCAL_WRITE)?;
+        let qp_num = qp.qp_num();
         let state = ConnectionState {
+            queue: SendQueue::new(qp, key, max_inline, counters.clone()),
             own_position,
             peer_position,
             config,
             connected: None,
             failure: None,
-            outstanding: 0,
-            signaling: WriteSignaling::new(),
-            max_inline: max_inline as usize,
-            held_polls: 0,
-            held_since: None,
+            delayed_polls: 0,
+            delayed_since: None,
             position_reads: PositionReads::new(),
             received_since_probe: false,
             deadlines: Deadlines::default(),
@@ -166,9 +166,7 @@ impl<U> Connection<U> {
             pd: pd.clone(),
             raw_completions: VecDeque::new(),
             unreported_user: None,
-            qp,
         };
-        let qp_num = state.qp.qp_num();
         Ok(Connection {
             key,
             qp_num,
@@ -192,7 +190,7 @@ impl<U> Connection<U> {
             consumer_rkey: position.rkey,
             bulk_limit: u64::from(bulk_limit(&state.config)),
         };
-        EndpointAddress::new(state.qp.address(), &info)
+        EndpointAddress::new(state.queue.qp.address(), &info)
     }
 
     pub(super) fn connect(
@@ -212,7 +210,7 @@ impl<U> Connection<U> {
             credit_limit: state.config.credit as u64,
             peer_credit_limit: info.credit_limit,
             pending_calls: state.config.pending_calls,
-            compact: flush_policy::sends_compact(state.max_inline),
+            compact: flush_policy::sends_compact(state.queue.account.max_inline),
         };
         let protocol = Protocol::new(&params)?;
         let limit = state.config.max_peer_ring.max(self.ring.len()) as u64;
@@ -221,7 +219,7 @@ impl<U> Connection<U> {
         }
         let staging = pd.allocate(info.ring_size as usize, Access::LOCAL_WRITE)?;
         let connect = ConnectConfig { access: Access::REMOTE_READ | Access::REMOTE_WRITE, ..*connect };
-        state.qp.connect(&peer.qp(), &connect)?;
+        state.queue.qp.connect(&peer.qp(), &connect)?;
         let peer_ring = RemoteAddr { addr: info.ring_addr, rkey: info.ring_rkey };
         let peer_word = RemoteAddr { addr: info.consumer_addr, rkey: info.consumer_rkey };
         let max_bulk = agreed_bulk_limit(&state.config, &info, &protocol);
@@ -238,106 +236,61 @@ impl<U> Connection<U> {
         Ok(())
     }
 
-    /// Makes a call and posts it at once, if it can go out alone. Returns `user` if the call was not made.
+    /// Makes a call. It goes out at once if it `may_go_alone` and is the only one; or with the next flush.
     #[inline(always)]
-    pub(super) fn call_alone(
+    pub(super) fn call(
         &self,
         payload: &[u8],
         allowance: usize,
         user: U,
         deadline: Option<Instant>,
-        counters: &RunningCounters,
-    ) -> Option<U> {
-        let mut state = self.state.borrow_mut();
-        if !state.has_no_calls() {
-            return Some(user);
-        }
-        state.post_call_alone(self.key, payload, allowance, user, deadline, counters)
-    }
-
-    /// Makes a call that can join the open batch, which goes out with the next poll. Returns `user` otherwise, and why the call is refused. No
-    /// reason: [`place_call`](Connection::place_call) makes it, or says why not.
-    #[inline(always)]
-    pub(super) fn append_call(
-        &self,
-        payload: &[u8],
-        allowance: usize,
-        user: U,
-        deadline: Option<Instant>,
-    ) -> Result<(), (Option<Refusal>, U)> {
-        let mut state = self.state.borrow_mut();
-        let state = &mut *state;
-        let Some(connected) = &mut state.connected else { return Err((None, user)) };
-        if flush_policy::is_direct_payload(payload.len(), state.max_inline) {
-            return Err((None, user));
-        }
-        // Nothing can be appended after a failure.
-        let (call, placement) =
-            connected.protocol.append_call(payload.len(), allowance, LARGE_BATCH, user)?;
-        state.deadlines.record(call, deadline, state.config.pending_calls);
-        connected.write(&placement, payload);
-        debug_assert!(self.is_scheduled.get());
-        Ok(())
-    }
-
-    /// Makes a call that cannot join the open batch. `refusal`: why it is refused, if that is known.
-    #[inline(never)]
-    pub(super) fn place_call(
-        &self,
-        payload: &[u8],
-        allowance: usize,
-        (refusal, user): (Option<Refusal>, U),
-        deadline: Option<Instant>,
-        counters: &RunningCounters,
+        may_go_alone: bool,
     ) -> Result<SendTiming, (NotCalled, U)> {
         let mut state = self.state.borrow_mut();
-        match refusal {
-            None => state.place_call(self.key, payload, allowance, user, deadline, counters),
-            Some(refusal) => state
-                .call_after_refusal(refusal, payload, allowance, user, deadline)
-                .map(|()| SendTiming::WithNextPoll),
+        let state = &mut *state;
+        let (Some(connected), None) = (&mut state.connected, state.failure) else {
+            return Err((state.failure.map_or(NotCalled::NotConnected, NotCalled::Failed), user));
+        };
+        let goes_alone = may_go_alone && connected.protocol.is_only_call();
+        match connected.protocol.call(Content::Bytes, payload.len(), allowance, user) {
+            Ok((call, placement)) => {
+                state.deadlines.record(call, deadline, state.config.pending_calls);
+                Ok(connected.send(&mut state.queue, &placement, payload, goes_alone))
+            }
+            Err((refusal, user)) => state.call_after_refusal(refusal, payload, allowance, user, deadline),
         }
     }
 
-    /// Replies to a request, and releases its ring space.
+    /// Replies to a request, and releases its ring space. The reply goes out at once if it is the last; or with the next flush.
     #[inline(always)]
     pub(super) fn reply(
         &self,
-        mut token: ReplyToken,
+        token: ReplyToken,
         space: &mut Option<HeldSpace>,
         payload: &[u8],
-        counters: &RunningCounters,
     ) -> Result<SendTiming, (NotReplied, Option<ReplyToken>)> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let Some(connected) = &mut state.connected else { return Err((Failure::Closed.into(), None)) };
-        // Nothing can be appended after a failure.
-        if !flush_policy::is_direct_payload(payload.len(), state.max_inline) {
-            token = match connected.protocol.append_reply(token, payload.len(), LARGE_BATCH) {
-                Ok(placement) => {
-                    connected.write(&placement, payload);
-                    if let Some(space) = space.take() {
-                        connected.protocol.release(space);
-                    }
-                    return Ok(SendTiming::WithItsBatch);
-                }
-                Err((None, token)) => token,
-                Err((Some(ReplyError::TooLong { max, .. }), token)) => {
-                    return Err((NotReplied::TooLong { len: payload.len(), max }, Some(token)));
-                }
-                Err((Some(_), _)) => return Err((Failure::Closed.into(), None)),
-            };
+        let (Some(connected), None) = (&mut state.connected, state.failure) else {
+            return Err((state.failure.unwrap_or(Failure::Closed).into(), None));
+        };
+        let goes_alone =
+            flush_policy::may_go_alone(payload.len()) && connected.protocol.is_last_reply(&token);
+        let placement = match connected.protocol.reply(Content::Bytes, token, payload.len()) {
+            Ok(placement) => placement,
+            Err((ReplyError::TooLong { len, max }, token)) => {
+                return Err((NotReplied::TooLong { len, max }, Some(token)));
+            }
+            Err(_) => return Err((Failure::Closed.into(), None)),
+        };
+        if let Some(space) = space.take() {
+            connected.protocol.release(space);
         }
-        if let Some(failure) = state.failure {
-            return Err((failure.into(), None));
+        let timing = connected.send(&mut state.queue, &placement, payload, goes_alone);
+        if timing == SendTiming::Sent {
+            connected.publish_position(&state.own_position);
         }
-        if connected.protocol.is_last_reply(&token) {
-            token = match state.post_reply_alone(self.key, token, space, payload, counters) {
-                Ok(()) => return Ok(SendTiming::Sent),
-                Err(token) => token,
-            };
-        }
-        state.place_reply(self.key, token, space, payload, counters)
+        Ok(timing)
     }
 
     /// Notes that a failure was found: nothing is parsed from here on.
@@ -350,109 +303,63 @@ impl<U> Connection<U> {
         self.has_stopped_receiving.get()
     }
 
-    /// Accepts the batch that an immediate announced.
-    #[inline]
-    pub(super) fn accept_batch(&self, imm: u32) -> Result<(), Failure> {
+    /// Accepts the batch that an immediate announced. `head`: that of a compact batch, if it came with the completion.
+    #[inline(always)]
+    pub(super) fn accept(&self, imm: u32, head: Option<&[u64; 2]>) -> Result<(), Failure> {
         let mut state = self.state.borrow_mut();
         state.received_since_probe = true;
         let Some(connected) = &mut state.connected else { return Ok(()) };
-        // All lines at once: one after the other, each of them would come from the cache of the sender while nothing else is done.
-        let batch = connected.protocol.announced_batch(imm);
-        let end = batch.end.min(batch.start + flush_policy::MAX_LINES_AHEAD * CACHE_LINE);
-        let mut at = batch.start;
-        while at < end {
-            prefetch::for_read(self.ring.as_ptr().wrapping_add(at));
-            at += CACHE_LINE;
-        }
-        connected.protocol.accept_batch(imm, &self.ring).map_err(Failure::Violation)
-    }
-
-    /// As [`accept_compact`](Connection::accept_compact), for a request, in the usual case: the receive ring is free, and everything is as it
-    /// should be. `None`: nothing was accepted.
-    #[inline(always)]
-    pub(super) fn accept_compact_request(
-        &self,
-        payload_len: u32,
-        head: &CompactHead,
-    ) -> Option<(ReplyToken, bool)> {
-        let mut state = self.state.borrow_mut();
-        let state = &mut *state;
-        let (Some(connected), None) = (&mut state.connected, &state.bulk) else { return None };
-        let reply_token = connected.protocol.try_accept_request(payload_len, head)?;
-        connected.publish_position(&state.own_position);
-        let may_have_news = connected.protocol.may_have_news();
-        state.received_since_probe = true;
-        Some((reply_token, may_have_news))
-    }
-
-    /// As [`accept_compact_request`](Connection::accept_compact_request), for a response. Returns what was attached to its call, if it was not
-    /// abandoned.
-    #[inline(always)]
-    pub(super) fn accept_compact_response(
-        &self,
-        payload_len: u32,
-        head: &CompactHead,
-    ) -> Option<(Option<U>, bool)> {
-        let mut state = self.state.borrow_mut();
-        let state = &mut *state;
-        let (Some(connected), None) = (&mut state.connected, &state.bulk) else { return None };
-        let user = connected.protocol.try_accept_response(payload_len, head)?;
-        connected.publish_position(&state.own_position);
-        let may_have_news = connected.protocol.may_have_news();
-        state.received_since_probe = true;
-        Some((user, may_have_news))
-    }
-
-    /// Accepts a compact batch whose bytes came with the completion. Returns its message, and whether a flush may have something to
-    /// do because of it. `None`: nothing was accepted, because of bulk messages that this one may have to wait for; the batch is in
-    /// the ring, too.
-    pub(super) fn accept_compact(
-        &self,
-        payload_len: u32,
-        head: &CompactHead,
-    ) -> Result<Option<(CompactMessage<U>, bool)>, Failure> {
-        let mut state = self.state.borrow_mut();
-        let state = &mut *state;
-        let (Some(connected), None) = (&mut state.connected, &state.bulk) else { return Ok(None) };
-        state.received_since_probe = true;
-        let message = connected.protocol.accept_compact(payload_len, head).map_err(Failure::Violation)?;
-        let may_have_news = connected.protocol.may_have_news();
-        connected.publish_position(&state.own_position);
-        Ok(Some((message, may_have_news)))
-    }
-
-    /// Continues with the batch. Returns at its end, at a message that the handler does not take, or if the handler has enough.
-    #[inline(always)]
-    pub(super) fn receive_messages<H: MessageHandler<U>>(
-        &self,
-        handler: &mut H,
-    ) -> Result<Option<OtherMessage<U>>, Failure> {
-        // Otherwise a callback has closed the endpoint, or a post of the callback has failed.
-        while !self.has_stopped_receiving() {
-            let mut guard = self.state.borrow_mut();
-            let state = &mut *guard;
-            let Some(connected) = &mut state.connected else { break };
-            let message = match &state.bulk {
-                Some(bulk) if bulk.has_queued_requests() || bulk.has_bulk_calls() => None,
-                _ => connected.protocol.next_usual_message(&self.ring),
-            };
-            let goes_on = match message {
-                Some(UsualMessage::Request { offset, len, reply_token }) => {
-                    drop(guard);
-                    handler.on_request(offset, len, reply_token)
+        let accepted = match head {
+            Some(head) => connected.protocol.accept(imm, head),
+            None => {
+                // All lines at once: one after the other, each of them would come from the cache of the sender while nothing else
+                // is done.
+                let batch = connected.protocol.announced_batch(imm);
+                let end = batch.end.min(batch.start + MAX_LINES_AHEAD * CACHE_LINE);
+                for at in (batch.start..end).step_by(CACHE_LINE) {
+                    prefetch::for_read(self.ring.as_ptr().wrapping_add(at));
                 }
-                Some(UsualMessage::Response { user, offset, len }) => {
-                    drop(guard);
-                    handler.on_response(user, offset, len)
-                }
-                None => return state.receive_other(&self.ring),
-            };
-            if !goes_on {
-                self.pass();
-                break;
+                connected.protocol.accept(imm, &self.ring)
             }
+        };
+        accepted.map_err(Failure::Violation)
+    }
+
+    /// The next message of the batch, `None` at its end. If the batch `is_copied`, because it came with the completion, its ring space is free
+    /// at once.
+    #[inline(always)]
+    pub(super) fn next_message(&self, is_copied: bool) -> Result<Option<Arrival<U>>, Failure> {
+        // Otherwise a callback has closed the endpoint, or a post of the callback has failed.
+        if self.has_stopped_receiving() {
+            return Ok(None);
         }
-        Ok(None)
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let Some(connected) = &mut state.connected else { return Ok(None) };
+        let Some(message) = connected.protocol.next_message(&self.ring).map_err(Failure::Violation)? else {
+            return Ok(None);
+        };
+        let arrival = match (message, &state.bulk) {
+            (Message::Request { reply_token, offset, len, is_bulk: false }, None) => {
+                Arrival::Request { reply_token, offset, len }
+            }
+            (Message::Response { user, offset, len, is_bulk: false, .. }, None) => {
+                Arrival::Response { user, offset, len }
+            }
+            (message, _) => state.receive_beside_bulk(&self.ring, message)?,
+        };
+        if is_copied && let Some(connected) = &mut state.connected {
+            connected.protocol.pass();
+            connected.publish_position(&state.own_position);
+        }
+        Ok(Some(arrival))
+    }
+
+    /// Whether a flush may have something to do though no message was placed.
+    #[inline(always)]
+    pub(super) fn may_have_news(&self) -> bool {
+        let state = self.state.borrow();
+        state.connected.as_ref().is_some_and(|connected| connected.protocol.may_have_news())
     }
 
     /// Holds the ring space of the message that was returned last.
@@ -468,9 +375,9 @@ impl<U> Connection<U> {
     }
 
     /// Whether the batch that was accepted last has no further message.
-    pub(super) fn has_received_batch(&self) -> bool {
+    pub(super) fn batch_ended(&self) -> bool {
         let state = self.state.borrow();
-        state.connected.as_ref().is_none_or(|connected| connected.protocol.has_received_batch())
+        state.connected.as_ref().is_none_or(|connected| connected.protocol.batch_ended())
     }
 
     #[inline]
@@ -500,7 +407,7 @@ impl<U> Connection<U> {
         }
         state.failure = Some(cause);
         // So that the peer notices too. A queue pair that cannot be moved to the error state is in it already.
-        state.qp.fail().ok();
+        state.queue.qp.fail().ok();
         state.deadlines = Deadlines::default();
         state.position_reads = PositionReads::new();
         state.end_operations(EndpointId(self.key), cause);
@@ -516,7 +423,7 @@ impl<U> Connection<U> {
     /// Whether the device has moved the queue pair to the error state.
     pub(super) fn is_broken(&self) -> bool {
         let state = self.state.borrow();
-        state.failure.is_none() && state.connected.is_some() && state.qp.state() == QpState::Error
+        state.failure.is_none() && state.connected.is_some() && state.queue.qp.state() == QpState::Error
     }
 
     /// Calls that wait for their response.
@@ -549,117 +456,40 @@ impl<U> Connection<U> {
         let state = self.state.borrow();
         let ConnectedState { protocol, max_bulk, .. } = state.connected.as_ref()?;
         let (request, response) = (protocol.max_request_len(), protocol.max_response_len());
-        Some((request.max(*max_bulk) as usize, response.max(*max_bulk) as usize))
+        Some((request.max(*max_bulk as usize), response.max(*max_bulk as usize)))
     }
 
     /// The longest request and the longest response that travel in the rings.
     pub(super) fn max_ring_lengths(&self) -> Option<(usize, usize)> {
         let state = self.state.borrow();
         let protocol = &state.connected.as_ref()?.protocol;
-        Some((protocol.max_request_len() as usize, protocol.max_response_len() as usize))
+        Some((protocol.max_request_len(), protocol.max_response_len()))
     }
 }
 
 impl<U> ConnectionState<U> {
-    /// Makes a call that cannot join the open batch.
-    fn place_call(
-        &mut self,
-        key: u32,
-        payload: &[u8],
-        allowance: usize,
-        user: U,
-        deadline: Option<Instant>,
-        counters: &RunningCounters,
-    ) -> Result<SendTiming, (NotCalled, U)> {
-        if let Some(failure) = self.failure {
-            return Err((failure.into(), user));
-        }
-        let direct = self.can_post_directly(payload.len());
-        let Some(connected) = &mut self.connected else { return Err((NotCalled::NotConnected, user)) };
-        let (Ok(len), Ok(response)) = (u32::try_from(payload.len()), u32::try_from(allowance)) else {
-            return Err((NotCalled::TooLong(payload.len().max(allowance)), user));
-        };
-        let (call, placement) = match connected.protocol.call(len, response, user) {
-            Ok(called) => called,
-            Err((refusal, user)) => {
-                return self
-                    .call_after_refusal(refusal, payload, allowance, user, deadline)
-                    .map(|()| SendTiming::WithNextPoll);
-            }
-        };
-        self.deadlines.record(call, deadline, self.config.pending_calls);
-        let is_posted = direct && self.post_payload_directly(key, &placement, payload, counters);
-        let Some(connected) = &mut self.connected else { return Ok(SendTiming::WithNextPoll) };
-        if !is_posted {
-            connected.write(&placement, payload);
-        }
-        Ok(connected.send_timing())
-    }
-
-    /// Replies to a request, and releases its ring space. The reply cannot join the open batch.
+    /// A message of a connection that has bulk messages: one of them, or one that may have to wait for one.
     #[inline(never)]
-    fn place_reply(
-        &mut self,
-        key: u32,
-        token: ReplyToken,
-        space: &mut Option<HeldSpace>,
-        payload: &[u8],
-        counters: &RunningCounters,
-    ) -> Result<SendTiming, (NotReplied, Option<ReplyToken>)> {
-        let direct = self.can_post_directly(payload.len());
-        let Some(connected) = &mut self.connected else { return Err((Failure::Closed.into(), None)) };
-        let too_long = |token: ReplyToken| {
-            (NotReplied::TooLong { len: payload.len(), max: token.max_len() }, Some(token))
-        };
-        let Ok(len) = u32::try_from(payload.len()) else { return Err(too_long(token)) };
-        match connected.protocol.reply(token, len) {
-            Ok(placement) => {
-                let is_posted = direct && self.post_payload_directly(key, &placement, payload, counters);
-                let Some(connected) = &mut self.connected else { return Ok(SendTiming::WithNextPoll) };
-                if !is_posted {
-                    connected.write(&placement, payload);
-                }
-                if let Some(space) = space.take() {
-                    connected.protocol.release(space);
-                }
-                Ok(connected.send_timing())
+    fn receive_beside_bulk(&mut self, ring: &RingRegion, message: Message<U>) -> Result<Arrival<U>, Failure> {
+        let (has_queued, has_calls) = self
+            .bulk
+            .as_ref()
+            .map_or((false, false), |bulk| (bulk.has_queued_requests(), bulk.has_bulk_calls()));
+        match message {
+            Message::Request { reply_token, offset, len, is_bulk } if is_bulk || has_queued => {
+                self.queue_request(ring, offset, len, is_bulk, reply_token)?;
+                Ok(Arrival::Bulk(BulkArrival::RequestQueued))
             }
-            Err((ReplyError::TooLong { .. }, token)) => Err(too_long(token)),
-            Err((_, _)) => Err((Failure::Closed.into(), None)),
+            Message::Request { reply_token, offset, len, .. } => {
+                Ok(Arrival::Request { reply_token, offset, len })
+            }
+            Message::Response { call, user, offset, len, is_bulk } if is_bulk || has_calls => {
+                self.accept_bulk_response(ring, call, user, offset, len, is_bulk)
+            }
+            Message::Response { user, offset, len, .. } => Ok(Arrival::Response { user, offset, len }),
         }
     }
 
-    /// Whether the connection is established, and no call is pending.
-    #[inline(always)]
-    fn has_no_calls(&self) -> bool {
-        self.failure.is_none()
-            && self.connected.as_ref().is_some_and(|connected| connected.protocol.has_no_calls())
-    }
-
-    /// The next message of the batch, if it is not a usual one, or has to wait for one that is not. `None` at the end of the batch.
-    #[cold]
-    #[inline(never)]
-    fn receive_other(&mut self, ring: &RingRegion) -> Result<Option<OtherMessage<U>>, Failure> {
-        let Some(connected) = &mut self.connected else { return Ok(None) };
-        match connected.protocol.next_message(ring).map_err(Failure::Violation)? {
-            None => Ok(None),
-            Some(ReceivedMessage::Request(ReceivedRequest { offset, len, bulk, reply_token })) => {
-                if bulk || self.bulk.as_ref().is_some_and(|bulk| bulk.has_queued_requests()) {
-                    self.queue_request(ring, offset, len, bulk, reply_token)?;
-                    return Ok(Some(OtherMessage::RequestQueued));
-                }
-                Ok(Some(OtherMessage::Request { offset, len, reply_token }))
-            }
-            Some(ReceivedMessage::Response(ReceivedResponse { call, user, offset, len, bulk })) => {
-                if bulk || self.bulk.as_ref().is_some_and(|bulk| bulk.has_bulk_calls()) {
-                    return self.accept_bulk_response(ring, call, user, offset, len, bulk).map(Some);
-                }
-                Ok(Some(OtherMessage::Response { user, offset, len }))
-            }
-        }
-    }
-
-    #[inline]
     fn bulk(&mut self) -> &mut BulkState {
         self.bulk.get_or_insert_with(|| Box::new(BulkState::new(&self.config)))
     }

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::{Connection, ConnectionState};
 use crate::copyrpc::address::EndpointId;
-use crate::copyrpc::counters::Counters;
 use crate::copyrpc::error::{Failure, NotPosted};
 use crate::copyrpc::operation::{Operation, OperationPoster, RawCompletion};
+use crate::copyrpc::wr_id::SendKind;
 use crate::device::{Mr, SendOp};
 
 impl<U> Connection<U> {
@@ -21,7 +21,6 @@ impl<U> Connection<U> {
         range: Range<usize>,
         region: Mr,
         token: u64,
-        counters: &mut Counters,
     ) -> Result<(), (NotPosted, Mr)> {
         let mut state = self.state.borrow_mut();
         if let Some(failure) = state.failure {
@@ -31,12 +30,10 @@ impl<U> Connection<U> {
             return Err((NotPosted::NotConnected, region));
         }
         state.bulk();
-        let ConnectionState { qp, outstanding, bulk: Some(bulk), .. } = &mut *state else {
+        let ConnectionState { queue, bulk: Some(bulk), .. } = &mut *state else {
             return Err((NotPosted::NotConnected, region));
         };
-        let operations = &mut bulk.operations;
-        let mut poster = OperationPoster { qp, outstanding, operations, counters, connection: self.key };
-        poster.post_raw(op, range, region, token)
+        OperationPoster { queue, operations: &mut bulk.operations }.post_raw(op, range, region, token)
     }
 
     /// Takes the next operation of the application that has completed.
@@ -52,9 +49,9 @@ impl<U> Connection<U> {
 impl<U> ConnectionState<U> {
     /// Applies the completion of an operation.
     pub(super) fn complete_operation(&mut self, endpoint: EndpointId, key: u32) {
-        let ConnectionState { bulk: Some(bulk), outstanding, .. } = self else { return };
+        let ConnectionState { bulk: Some(bulk), queue, .. } = self else { return };
         if bulk.complete_operation(endpoint, key) {
-            *outstanding = outstanding.saturating_sub(1);
+            queue.account.note_completed(SendKind::Operation(key));
         }
     }
 
@@ -64,7 +61,7 @@ impl<U> ConnectionState<U> {
         if bulk.operations.raw > 0 {
             // In the ERR state the device may still carry out what was posted; after a reset it does not. A queue pair that
             // cannot be reset belongs to a device that is gone.
-            self.qp.reset().ok();
+            self.queue.qp.reset().ok();
         }
         let mut completions = std::mem::take(&mut bulk.raw_completions);
         for operation in bulk.operations.drain() {

@@ -10,25 +10,20 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crosstie_protocol::copyrpc::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, MAX_COMPACT_PAYLOAD};
-use crosstie_protocol::copyrpc::{CompactMessage, ReplyToken};
+use crosstie_protocol::copyrpc::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE, MAX_COMPACT_PAYLOAD};
 
-use super::receives::{IDLE_REFILL, Receives, recv_cq_depth};
+use super::receives::{Receives, recv_cq_depth};
 use super::request::PollHandler;
 use super::{ContextCore, PollState, RecvHandle};
-use crate::copyrpc::connection::{Connection, MessageHandler, OtherMessage};
+use crate::copyrpc::connection::{Arrival, BulkArrival, Connection};
 use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::{MAX_COMPACT_BATCH, SEND_DEPTH};
 use crate::copyrpc::payload::{Payload, ShortPayload};
+use crate::copyrpc::receive_policy::{IDLE_REFILL, MAX_COMPLETIONS, may_pause, most_responses};
 use crate::copyrpc::wr_id::{SendKind, decode_wr_id};
-use crate::device::CqParker;
-use crate::device::{Completion, Cq, CqConfig, Device, DeviceError, Pd, QpConfig, RcQp};
+use crate::device::{Completion, Cq, CqConfig, CqParker, Device, DeviceError, Pd, QpConfig, RcQp};
 use crate::wait::Parker;
 
-/// The most completions that are taken from a queue at a time.
-pub(super) const BURST: usize = 64;
-/// A poll that pauses in a batch has ended at least so many calls.
-const MIN_ENDED: usize = 4;
 /// The key of no connection.
 const NO_CONNECTION: u32 = 0;
 
@@ -46,8 +41,6 @@ pub(super) struct CompletionQueues {
     posted_before_poll: Cell<u64>,
     /// Whether the last poll of the receive CQ left nothing there.
     is_recv_cq_drained: Cell<bool>,
-    /// Whether the last look at it found a completion.
-    is_stream: Cell<bool>,
     recv_cq: RefCell<Cq>,
     send_cq: RefCell<Cq>,
     /// The parker of the receive CQ, where the device has one.
@@ -65,12 +58,11 @@ impl CompletionQueues {
         let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
         Ok(CompletionQueues {
             paused: Cell::new(NO_CONNECTION),
-            send_completions: RefCell::new(Vec::with_capacity(BURST)),
+            send_completions: RefCell::new(Vec::with_capacity(MAX_COMPLETIONS)),
             receives: Receives::new(pd, receives)?,
             signaled_completed: Cell::new(0),
             posted_before_poll: Cell::new(0),
             is_recv_cq_drained: Cell::new(true),
-            is_stream: Cell::new(false),
             recv_parker: recv_cq.parker(),
             recv_cq: RefCell::new(recv_cq),
             send_cq: RefCell::new(send_cq),
@@ -88,7 +80,7 @@ impl CompletionQueues {
         self.is_recv_cq_drained.get()
     }
 
-    /// Whether the last poll has left a part of a batch, or a whole one, to the next one.
+    /// Whether the last poll has left a part of a batch to the next one.
     #[inline(always)]
     pub(super) fn is_paused(&self) -> bool {
         self.paused.get() != NO_CONNECTION
@@ -110,20 +102,24 @@ impl CompletionQueues {
     }
 }
 
-/// The bytes of a compact batch, if they came with the completion.
-#[inline(always)]
-fn compact_words(imm: u32, completion: &Completion) -> Option<&CompactWords> {
-    let len = imm ^ COMPACT_FLAG;
-    if len > MAX_COMPACT_PAYLOAD {
-        return None;
-    }
-    completion.inline_words(COMPACT_HEAD_SIZE + len as usize)
+/// The bytes of a compact batch that came with its completion: its head, and its payload with bytes behind it that have no meaning.
+struct CopiedBatch<'c> {
+    head: [u64; 2],
+    payload: &'c ShortPayload,
 }
 
-/// The payload of a compact batch.
-#[inline(always)]
-fn short_payload(words: &[u64; size_of::<ShortPayload>() / 8]) -> &ShortPayload {
-    zerocopy::transmute_ref!(words)
+impl<'c> CopiedBatch<'c> {
+    #[inline(always)]
+    fn new(imm: u32, completion: &'c Completion) -> Option<CopiedBatch<'c>> {
+        let len = imm ^ COMPACT_FLAG;
+        if len > MAX_COMPACT_PAYLOAD {
+            return None;
+        }
+        let words: &CompactWords = completion.inline_words(COMPACT_HEAD_SIZE + len as usize)?;
+        let [first, second, payload @ ..] = words;
+        let head = [u64::from_le(*first), u64::from_le(*second)];
+        Some(CopiedBatch { head, payload: zerocopy::transmute_ref!(payload) })
+    }
 }
 
 impl<U> ContextCore<U> {
@@ -136,14 +132,13 @@ impl<U> ContextCore<U> {
             state.forget_closed();
             return responses;
         }
-        let is_stream = queues.is_stream.get();
         if !self.take_completion(state) {
             if queues.receives.lack_some() {
                 self.refill_receives(IDLE_REFILL);
             }
             return 0;
         }
-        self.receive_all(is_stream, state, handler)
+        self.receive_all(state, handler)
     }
 
     /// Takes the next completion of the receive CQ. False if there is none; then nothing is left there.
@@ -155,50 +150,45 @@ impl<U> ContextCore<U> {
             false
         });
         self.queues.is_recv_cq_drained.set(!taken);
-        self.queues.is_stream.set(taken);
         taken
     }
 
-    /// Receives what has arrived, beginning with the completion that was taken: all of it, if the last look found one, too; otherwise the
-    /// application sees this one before another one is looked for.
+    /// Receives all that has arrived, beginning with the completion that was taken.
     // Never inline: the poll that finds nothing is short, and this has the registers for itself.
     #[inline(never)]
-    fn receive_all(
-        &self,
-        is_stream: bool,
-        state: &mut PollState<U>,
-        handler: &mut impl PollHandler<U>,
-    ) -> usize {
-        let (queues, mut taken, mut responses) = (&self.queues, 0, 0);
+    fn receive_all(&self, state: &mut PollState<U>, handler: &mut impl PollHandler<U>) -> usize {
+        let (queues, mut responses, mut taken) = (&self.queues, 0, 0);
         loop {
             taken += 1;
-            self.receive_recent(state, || taken == 1, &mut responses, handler);
-            if !is_stream
-                || queues.is_paused()
-                || taken == BURST
+            self.receive(state, may_pause(taken, state.taken_before), &mut responses, handler);
+            if queues.is_paused()
+                || taken == MAX_COMPLETIONS
                 || handler.has_enough()
                 || !self.take_completion(state)
             {
                 break;
             }
         }
-        self.count_receives(taken);
+        state.taken_before = taken;
+        state.forget_closed();
+        queues.receives.note_used(taken);
+        self.counters.completions.add(taken);
         if queues.receives.are_few() {
             self.refill_receives(u32::MAX);
         }
         responses
     }
 
-    /// Receives the batch that the completion announces.
+    /// Receives the batch that the completion announces. `may_pause`: see [`receive_batch`](ContextCore::receive_batch).
     #[inline(always)]
-    fn receive_recent(
+    fn receive(
         &self,
         state: &mut PollState<U>,
-        is_only: impl FnOnce() -> bool,
+        may_pause: bool,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
     ) {
-        let PollState { completion, recent } = &mut *state;
+        let PollState { completion, recent, .. } = state;
         let is_recent = |connection: &Rc<Connection<U>>| {
             connection.qp_num == completion.qp_num && !connection.has_stopped_receiving()
         };
@@ -206,26 +196,6 @@ impl<U> ContextCore<U> {
             *recent = self.connection_by_qp(completion.qp_num);
         }
         let Some(connection) = recent else { return };
-        self.receive(connection, completion, is_only, responses, handler);
-        state.forget_closed();
-    }
-
-    #[inline(always)]
-    fn count_receives(&self, count: usize) {
-        self.queues.receives.note_used(count);
-        self.counters.count_receives(count);
-    }
-
-    /// Receives the batch that a completion announces. `is_only`: whether it is the only one that this poll has found.
-    #[inline(always)]
-    fn receive(
-        &self,
-        connection: &Rc<Connection<U>>,
-        completion: &Completion,
-        is_only: impl FnOnce() -> bool,
-        responses: &mut usize,
-        handler: &mut impl PollHandler<U>,
-    ) {
         if connection.has_stopped_receiving() {
             return;
         }
@@ -233,180 +203,106 @@ impl<U> ContextCore<U> {
             return self.mark_broken(connection.clone(), Failure::Broken(completion.status));
         }
         let Some(imm) = completion.imm else { return };
-        let received = match compact_words(imm, completion) {
-            Some(words) => {
-                if self.receive_usual_compact(connection, imm, words, responses, handler) {
-                    return;
-                }
-                self.receive_compact(connection, imm, words, responses, handler)
+        let received = match CopiedBatch::new(imm, completion) {
+            Some(copied) => {
+                self.receive_batch(connection, Some(imm), Some(copied), false, responses, handler)
             }
-            None => self.receive_batch(connection, Some(imm), is_only(), responses, handler),
+            None => self.receive_batch(connection, Some(imm), None, may_pause, responses, handler),
         };
-        match received {
-            Ok(true) => {}
-            Ok(false) => self.queues.paused.set(connection.key),
-            Err(failure) => self.mark_broken(connection.clone(), failure),
+        if let Err(failure) = received {
+            self.mark_broken(connection.clone(), failure);
         }
     }
 
     /// Receives what the last poll has left.
-    #[cold]
+    #[inline(never)]
     fn receive_rest(&self, handler: &mut impl PollHandler<U>) -> usize {
         let (key, mut responses) = (self.queues.paused.replace(NO_CONNECTION), 0);
         if let Some(connection) = self.connection_by_key(key)
-            && !connection.has_stopped_receiving()
+            && let Err(failure) = self.receive_batch(&connection, None, None, false, &mut responses, handler)
         {
-            match self.receive_batch(&connection, None, false, &mut responses, handler) {
-                Ok(true) => {}
-                Ok(false) => self.queues.paused.set(key),
-                Err(failure) => self.mark_broken(connection, failure),
-            }
+            self.mark_broken(connection, failure);
         }
         responses
     }
 
-    /// Receives a compact batch whose bytes came with the completion.
-    #[cold]
-    #[inline(never)]
-    fn receive_compact(
-        &self,
-        connection: &Rc<Connection<U>>,
-        imm: u32,
-        words: &CompactWords,
-        responses: &mut usize,
-        handler: &mut impl PollHandler<U>,
-    ) -> Result<bool, Failure> {
-        let [first, second, payload @ ..] = words;
-        let (head, payload) = (CompactHead::from_words(*first, *second), short_payload(payload));
-        let len = imm ^ COMPACT_FLAG;
-        let Some((message, may_have_news)) = connection.accept_compact(len, &head)? else {
-            return self.receive_batch(connection, Some(imm), false, responses, handler);
-        };
-        if may_have_news {
-            self.schedule_flush(connection);
-        }
-        match message {
-            CompactMessage::Response { user: Some(user) } => {
-                *responses += 1;
-                handler.on_rare_response(user, Ok(Payload::from_copy(payload, len as usize)));
-            }
-            CompactMessage::Response { user: None } => {}
-            CompactMessage::Request { reply_token } => {
-                handler.on_copied_request(self, connection, payload, len, reply_token);
-            }
-        }
-        Ok(true)
-    }
-
-    /// As [`receive_compact`](ContextCore::receive_compact), in the usual case: the receive ring is free, and everything is as it should be.
-    /// False if nothing was received.
+    /// Receives the batch that `imm` announced, or the rest of the one before. If `may_pause`, it stops after half of many pending calls, so
+    /// that the application makes new ones while the others are still to be received. It stops, too, when the handler has enough. The next
+    /// poll continues.
     #[inline(always)]
-    fn receive_usual_compact(
-        &self,
-        connection: &Rc<Connection<U>>,
-        imm: u32,
-        words: &CompactWords,
-        responses: &mut usize,
-        handler: &mut impl PollHandler<U>,
-    ) -> bool {
-        let [first, second, payload @ ..] = words;
-        let (head, payload) = (CompactHead::from_words(*first, *second), short_payload(payload));
-        let len = imm ^ COMPACT_FLAG;
-        if head.is_response() {
-            let Some((user, may_have_news)) = connection.accept_compact_response(len, &head) else {
-                return false;
-            };
-            if may_have_news {
-                self.schedule_flush(connection);
-            }
-            if let Some(user) = user {
-                *responses += 1;
-                handler.on_response(user, Ok(Payload::from_copy(payload, len as usize)));
-            }
-        } else {
-            let Some((reply_token, may_have_news)) = connection.accept_compact_request(len, &head) else {
-                return false;
-            };
-            if may_have_news {
-                self.schedule_flush(connection);
-            }
-            handler.on_copied_request(self, connection, payload, len, reply_token);
-        }
-        true
-    }
-
-    /// Receives the batch that `imm` announced, or the rest of the one before. Returns whether it was received to its end: if `may_pause`, it
-    /// stops after half of many pending calls, so that the application makes new ones while the others are still to be received. It stops, too,
-    /// when the handler has enough.
     fn receive_batch(
         &self,
         connection: &Rc<Connection<U>>,
         imm: Option<u32>,
+        copied: Option<CopiedBatch<'_>>,
         may_pause: bool,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
-    ) -> Result<bool, Failure> {
-        let mut most = usize::MAX;
+    ) -> Result<(), Failure> {
         if let Some(imm) = imm {
-            connection.accept_batch(imm)?;
+            connection.accept(imm, copied.as_ref().map(|copied| &copied.head))?;
         }
-        if may_pause {
-            most = (connection.pending_calls() / 2).max(MIN_ENDED);
-        }
-        self.schedule_flush(connection);
-        let is_at_end = loop {
-            let mut batch = BatchHandler { core: self, connection, responses, most, handler };
-            let other = connection.receive_messages(&mut batch)?;
-            let is_at_end = other.is_none();
-            if let Some(other) = other {
-                self.receive_other(connection, other, responses, handler);
+        let most = if may_pause { most_responses(connection.pending_calls()) } else { usize::MAX };
+        while let Some(arrival) = connection.next_message(copied.is_some())? {
+            let payload_at = |offset, len| match &copied {
+                Some(copied) => Payload::from_copy(copied.payload, len),
+                None => Payload::in_ring(&connection.ring, offset, len),
+            };
+            match arrival {
+                Arrival::Request { reply_token, offset, len } => {
+                    handler.on_request(connection, payload_at(offset, len), reply_token);
+                }
+                Arrival::Response { user: Some(user), offset, len } => {
+                    *responses += 1;
+                    handler.on_response(user, Ok(payload_at(offset, len)));
+                }
+                // The call was abandoned.
+                Arrival::Response { user: None, .. } => {}
+                Arrival::Bulk(arrival) => self.receive_bulk(connection, arrival, responses, handler),
+            }
+            if copied.is_some() {
+                // It has one message.
+                break;
             }
             if *responses >= most || handler.has_enough() {
                 connection.pass();
-                break connection.has_received_batch();
+                if !connection.batch_ended() {
+                    self.queues.paused.set(connection.key);
+                }
+                break;
             }
-            if is_at_end {
-                break true;
-            }
-        };
-        // The peer should know which ring space is free. Callbacks may have flushed the connection.
-        self.schedule_flush(connection);
-        Ok(is_at_end)
+        }
+        // The peer should know which ring space is free. That of a copied batch was published at once.
+        if copied.is_none() || connection.may_have_news() {
+            self.schedule_flush(connection);
+        }
+        Ok(())
     }
 
-    /// Receives a message that is not short, or that has to wait for one.
-    #[cold]
-    fn receive_other(
+    /// Receives a bulk message, or a request that has to wait for one.
+    #[inline(never)]
+    fn receive_bulk(
         &self,
         connection: &Rc<Connection<U>>,
-        message: OtherMessage<U>,
+        arrival: BulkArrival<U>,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
     ) {
-        match message {
-            OtherMessage::Request { offset, len, reply_token } => {
-                handler.on_ring_request(self, connection, offset, len, reply_token);
-            }
-            OtherMessage::Response { user, offset, len } => {
+        match arrival {
+            BulkArrival::Response { user, region, len } => {
                 if let Some(user) = user {
                     *responses += 1;
-                    handler.on_rare_response(user, Ok(Payload::in_ring(&connection.ring, offset, len)));
-                }
-            }
-            OtherMessage::BulkResponse { user, region, len } => {
-                if let Some(user) = user {
-                    *responses += 1;
-                    handler.on_rare_response(user, Ok(Payload::new(region.mr(), 0, len)));
+                    handler.on_response(user, Ok(Payload::new(region.mr(), 0, len)));
                 }
                 connection.put_back_response(region);
             }
-            OtherMessage::Refused { user } => {
+            BulkArrival::Refused { user } => {
                 if let Some(user) = user {
                     *responses += 1;
-                    handler.on_rare_response(user, Err(CallFailed::NoMemory));
+                    handler.on_response(user, Err(CallFailed::NoMemory));
                 }
             }
-            OtherMessage::RequestQueued => {
+            BulkArrival::RequestQueued => {
                 self.collect_ready(connection);
                 // Those behind it must not come before it.
                 handler.on_queued_requests();
@@ -418,38 +314,40 @@ impl<U> ContextCore<U> {
     #[cold]
     pub(super) fn collect_ready(&self, connection: &Rc<Connection<U>>) {
         while let Some(completion) = connection.take_raw_completion() {
-            self.counters.borrow_mut().raw_completed += 1;
+            self.counters.raw_completed.add(1);
             self.raw_completions.borrow_mut().push_back(completion);
         }
         let Some(core) = self.weak_self.upgrade() else { return };
         while let Some(request) = connection.take_ready_request() {
             let handle = RecvHandle::from_queued(connection.clone(), core.clone(), request);
-            self.requests.borrow_mut().push_other(handle);
+            self.requests.borrow_mut().push_back(handle);
         }
     }
 
     /// Whether a work request that asked for a completion may still have to complete, or, if `any`, an error of another one that was posted
     /// since the last poll of the send CQ. (The check of the peers finds errors that come later.)
     pub(super) fn expects_send_completion(&self, any: bool) -> bool {
-        let (queues, counters) = (&self.queues, self.counters.borrow_mut());
-        counters.signaled != queues.signaled_completed.get()
-            || any && counters.work_requests != queues.posted_before_poll.get()
+        let (queues, counters) = (&self.queues, &self.counters);
+        counters.signaled.get() != queues.signaled_completed.get()
+            || any && counters.work_requests.get() != queues.posted_before_poll.get()
     }
 
     /// Polls the send CQ once. Returns whether it had completions, and whether the application should hear of any of them.
     pub(super) fn poll_send_cq(&self) -> (bool, bool) {
         let mut completions = self.queues.send_completions.borrow_mut();
         completions.clear();
-        let polled = self.queues.send_cq.borrow_mut().poll(BURST, |completion| completions.push(*completion));
+        let polled = self
+            .queues
+            .send_cq
+            .borrow_mut()
+            .poll(MAX_COMPLETIONS, |completion| completions.push(*completion));
         if let Err(error) = polled {
             self.mark_all_broken(Failure::Queue(error));
             return (false, true);
         }
         let mut has_news = false;
-        let mut counters = self.counters.borrow_mut();
-        counters.completions += completions.len() as u64;
-        self.queues.posted_before_poll.set(counters.work_requests);
-        drop(counters);
+        self.counters.completions.add(completions.len());
+        self.queues.posted_before_poll.set(self.counters.work_requests.get());
         let succeeded = completions.iter().filter(|completion| completion.status.is_success()).count() as u64;
         self.queues.signaled_completed.set(self.queues.signaled_completed.get() + succeeded);
         for completion in completions.iter() {
@@ -487,32 +385,5 @@ impl<U> ContextCore<U> {
     pub(super) fn refill_all_receives(&self) {
         self.queues.receives.forget_all();
         self.refill_receives(u32::MAX);
-    }
-}
-
-/// What becomes of the messages of a batch: they go to the handler of the poll.
-struct BatchHandler<'p, U, H> {
-    core: &'p ContextCore<U>,
-    connection: &'p Rc<Connection<U>>,
-    responses: &'p mut usize,
-    /// So many responses are enough.
-    most: usize,
-    handler: &'p mut H,
-}
-
-impl<U, H: PollHandler<U>> MessageHandler<U> for BatchHandler<'_, U, H> {
-    #[inline(always)]
-    fn on_request(&mut self, offset: usize, len: usize, reply_token: ReplyToken) -> bool {
-        self.handler.on_ring_request(self.core, self.connection, offset, len, reply_token);
-        !self.handler.has_enough()
-    }
-
-    #[inline(always)]
-    fn on_response(&mut self, user: Option<U>, offset: usize, len: usize) -> bool {
-        if let Some(user) = user {
-            *self.responses += 1;
-            self.handler.on_response(user, Ok(Payload::in_ring(&self.connection.ring, offset, len)));
-        }
-        *self.responses < self.most
     }
 }

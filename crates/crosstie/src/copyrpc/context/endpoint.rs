@@ -3,13 +3,11 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use crosstie_protocol::copyrpc::Refusal;
-use crosstie_protocol::copyrpc::wire::MAX_COMPACT_PAYLOAD;
-
 use super::ContextCore;
 use crate::copyrpc::address::{EndpointAddress, EndpointId};
 use crate::copyrpc::connection::Connection;
 use crate::copyrpc::error::{CallError, ConnectError, Failure};
+use crate::copyrpc::flush_policy::{self, SendTiming};
 use crate::device::ConnectConfig;
 
 /// One side of a connection. Dropping it closes the connection.
@@ -74,46 +72,20 @@ impl<U> Endpoint<U> {
         user: U,
         deadline: Option<Instant>,
     ) -> Result<(), CallError<U>> {
-        let ContextCore { has_sent_alone, counters, .. } = &*self.core;
-        let mut user = user;
-        if payload.len() <= MAX_COMPACT_PAYLOAD as usize && !has_sent_alone.get() {
-            user = match self.connection.call_alone(payload, response, user, deadline, counters) {
-                Some(user) => user,
-                None => {
-                    has_sent_alone.set(true);
-                    counters.calls.set(counters.calls.get() + 1);
-                    return Ok(());
-                }
-            };
-        }
-        match self.connection.append_call(payload, response, user, deadline) {
-            Ok(()) => {
-                counters.calls.set(counters.calls.get() + 1);
-                Ok(())
-            }
-            Err(refused) => self.place_call(payload, response, refused, deadline),
-        }
-    }
-
-    /// Makes a call that cannot join the open batch.
-    #[inline(never)]
-    fn place_call(
-        &self,
-        payload: &[u8],
-        response: usize,
-        refused: (Option<Refusal>, U),
-        deadline: Option<Instant>,
-    ) -> Result<(), CallError<U>> {
-        let counters = &self.core.counters;
-        match self.connection.place_call(payload, response, refused, deadline, counters) {
+        let core = &*self.core;
+        let may_go_alone = flush_policy::may_go_alone(payload.len()) && !core.has_sent_alone.get();
+        match self.connection.call(payload, response, user, deadline, may_go_alone) {
             Ok(timing) => {
-                counters.calls.set(counters.calls.get() + 1);
-                self.core.flush_after_write(&self.connection, timing);
+                core.counters.calls.add(1);
+                if timing == SendTiming::Sent {
+                    core.has_sent_alone.set(true);
+                }
+                core.flush_after_write(&self.connection, timing);
                 Ok(())
             }
             Err((cause, user)) => {
                 // The flush may READ the peer's position, to find room.
-                self.core.schedule_flush(&self.connection);
+                core.schedule_flush(&self.connection);
                 Err(CallError { cause, user })
             }
         }

@@ -1,7 +1,7 @@
 //! Which connections have something to post.
 //!
 //! Every call, reply and release puts its connection on a list, each connection at most once. A poll flushes all
-//! connections on the list. A connection stays on the list while it has held a batch back, has a READ to post later or waits for
+//! connections on the list. A connection stays on the list while it delays a batch, has a READ to post later or waits for
 //! completions. While any connection waits for completions, every poll looks at the send CQ.
 //!
 //! What one flush posts, and in which form, is decided by [`flush_policy`](crate::copyrpc::flush_policy).
@@ -55,27 +55,26 @@ impl<U> ContextCore<U> {
     /// Flushes a connection after a message was written: now, or with the next poll.
     #[inline(always)]
     pub(super) fn flush_after_write(&self, connection: &Rc<Connection<U>>, timing: SendTiming) {
-        if let SendTiming::Sent | SendTiming::WithItsBatch = timing {
-            debug_assert!(timing == SendTiming::Sent || connection.is_scheduled.get());
-            return;
-        }
-        if timing == SendTiming::Now
-            && let Err(failure) = connection.flush(false, &mut self.counters.borrow_mut())
-        {
-            self.mark_broken(connection.clone(), failure);
+        match timing {
+            SendTiming::Sent => return,
+            SendTiming::WithNextPoll => {}
+            SendTiming::Now => {
+                if let Err(failure) = connection.flush(false) {
+                    self.mark_broken(connection.clone(), failure);
+                }
+            }
         }
         self.schedule_flush(connection);
     }
 
-    /// Flushes all connections on the list. `may_hold`: small batches may be held back.
-    pub(super) fn flush_connections(&self, may_hold: bool) {
+    /// Flushes all connections on the list. `may_delay`: small batches may wait for the next poll.
+    pub(super) fn flush_connections(&self, may_delay: bool) {
         let mut connections = self.flush_list.connections.borrow_mut();
-        let mut counters = self.counters.borrow_mut();
         let mut awaits_completions = false;
         let mut has_refused_requests = false;
         let mut next = 0;
         while let Some(connection) = connections.get(next) {
-            let outcome = match connection.flush(may_hold, &mut counters) {
+            let outcome = match connection.flush(may_delay) {
                 Ok(outcome) => outcome,
                 Err(failure) => {
                     self.mark_broken(connection.clone(), failure);
@@ -93,7 +92,7 @@ impl<U> ContextCore<U> {
         }
         self.flush_list.has_connections.set(!connections.is_empty());
         self.flush_list.awaits_completions.set(awaits_completions);
-        drop((connections, counters));
+        drop(connections);
         if has_refused_requests {
             self.collect_behind_refused();
         }

@@ -114,7 +114,7 @@ impl<U> ContextCore<U> {
             let next = self.liveness.ended.borrow_mut().pop_front();
             let Some((user, cause)) = next else { break };
             count += 1;
-            handler.on_rare_response(user, Err(cause));
+            handler.on_response(user, Err(cause));
         }
         // A callback may have found another failure. The next poll ends that connection.
         self.liveness.has_failures.set(!self.liveness.broken.borrow().is_empty());
@@ -156,7 +156,7 @@ impl<U> ContextCore<U> {
             let checked = if connection.is_broken() {
                 Err(Failure::Broken(Status::RetryExceeded))
             } else if probe {
-                connection.probe_peer(&mut self.counters.borrow_mut())
+                connection.probe_peer()
             } else {
                 Ok(())
             };
@@ -173,9 +173,8 @@ impl<U> ContextCore<U> {
             }
             let users = connection.fail(failure);
             self.collect_ready(&connection);
-            let mut counters = self.counters.borrow_mut();
-            counters.failures += 1;
-            counters.violations += u64::from(matches!(failure, Failure::Violation(_)));
+            self.counters.failures.add(1);
+            self.counters.violations.add(usize::from(matches!(failure, Failure::Violation(_))));
             let ended = users.into_iter().map(|user| (user, CallFailed::Connection(failure)));
             self.liveness.ended.borrow_mut().extend(ended);
         }

@@ -11,9 +11,8 @@
 //! The order of a poll:
 //!
 //! ```text
-//! 1. flush the connections that have something to post (a small batch may be held back)
-//! 2. poll the receive CQ, unless the last poll left something of it: parse batches, call back for responses, and for requests,
-//!    or queue them
+//! 1. flush the connections that have something to post (a small batch may be delayed)
+//! 2. poll the receive CQ, unless the last poll left something of it: parse batches, call back for responses and requests
 //! 3. refill the shared receive queue: some if nothing arrived, all if a third is used
 //! 4. poll the send CQ: every 16th time if a completion is expected, every time while a flush waits for completions
 //! 5. when the clock is due or something failed: expire deadlines, check that peers are alive, end broken connections
@@ -44,6 +43,7 @@ use super::flush_policy::{SEND_DEPTH, inline_limit};
 use super::operation::RawCompletion;
 use super::payload::Payload;
 use super::qp_table::QpTable;
+use super::receive_policy::MAX_REQUESTS;
 use crate::device::{Completion, Device, DeviceError, DeviceSpec, Pd, QpConfig};
 
 use completions::CompletionQueues;
@@ -52,10 +52,8 @@ use liveness::Liveness;
 
 pub use endpoint::Endpoint;
 pub use recv_handle::RecvHandle;
-use recv_handle::{RequestQueue, RingRequest};
 pub use request::Request;
-use request::{LendRequests, PollHandler, QueueRequests};
-pub(in crate::copyrpc) use request::{LentRequest, OnResponse};
+use request::{PollHandler, QueueRequests, ServeRequests};
 
 /// The longest time that a wait sleeps on the receive CQ before it looks at the send CQ, the deadlines and the peers: while an
 /// operation is under way, and otherwise.
@@ -76,14 +74,15 @@ struct ContextCore<U> {
     qp_table: RefCell<QpTable>,
     /// Borrowed while a poll is under way.
     poll_state: RefCell<PollState<U>>,
-    requests: RefCell<RequestQueue<U>>,
+    /// Requests that were deferred, for [`Context::recv`].
+    requests: RefCell<VecDeque<RecvHandle<U>>>,
     raw_completions: RefCell<VecDeque<RawCompletion>>,
     flush_list: FlushList<U>,
     liveness: Liveness<U>,
     queues: CompletionQueues,
     pd: Rc<Pd>,
     config: Config,
-    counters: RunningCounters,
+    counters: Rc<RunningCounters>,
     /// Whether a call was posted alone since the last poll.
     has_sent_alone: Cell<bool>,
     weak_self: Weak<ContextCore<U>>,
@@ -101,6 +100,8 @@ struct PollState<U> {
     completion: Completion,
     /// The connection of the last completion. Usually the next one is of the same.
     recent: Option<Rc<Connection<U>>>,
+    /// Completions that the last poll took which found any.
+    taken_before: usize,
 }
 
 impl<U> PollState<U> {
@@ -143,15 +144,19 @@ impl<U> Context<U> {
         let core = Rc::new_cyclic(|weak_self| ContextCore {
             connections: RefCell::default(),
             qp_table: RefCell::default(),
-            poll_state: RefCell::new(PollState { completion: Completion::default(), recent: None }),
-            requests: RefCell::new(RequestQueue::new()),
+            poll_state: RefCell::new(PollState {
+                completion: Completion::default(),
+                recent: None,
+                taken_before: 0,
+            }),
+            requests: RefCell::new(VecDeque::with_capacity(MAX_REQUESTS)),
             raw_completions: RefCell::default(),
             flush_list: FlushList::new(),
             liveness: Liveness::new(),
             queues,
             pd: Rc::new(pd),
             config: Config { max_endpoints, ..*config },
-            counters: RunningCounters::default(),
+            counters: Rc::default(),
             has_sent_alone: Cell::new(false),
             weak_self: weak_self.clone(),
             device,
@@ -175,12 +180,7 @@ impl<U> Context<U> {
     /// context end.
     #[inline]
     pub fn poll(&self, on_response: impl FnMut(U, Result<Payload<'_>, CallFailed>)) -> usize {
-        self.poll_with(on_response)
-    }
-
-    #[inline(always)]
-    pub(in crate::copyrpc) fn poll_with(&self, responses: impl OnResponse<U>) -> usize {
-        self.core.poll(&mut QueueRequests(responses))
+        self.core.poll(&mut QueueRequests { core: &self.core, on_response })
     }
 
     /// As [`poll`](Context::poll), and hands requests to `on_request`, where they can be answered at once: each where it has arrived, without
@@ -206,12 +206,12 @@ impl<U> Context<U> {
     ///         &mut deferred,
     ///         |deferred, request| match request.data().to_vec().as_slice() {
     ///             b"first" => deferred.push(request.defer()), // answered later
-    ///             _ => request.reply(b"at once").map_err(|(cause, _)| cause).expect("a response"),
+    ///             _ => request.reply(b"at once").expect("a response"),
     ///         },
     ///         |_, (), _| (),
     ///     );
     ///     if !answers.is_empty() && let Some(request) = deferred.pop() {
-    ///         request.reply(b"later").map_err(|(cause, _)| cause)?;
+    ///         request.reply(b"later")?;
     ///     }
     /// }
     /// assert_eq!(answers, [&b"at once"[..], b"later"]);
@@ -232,42 +232,44 @@ impl<U> Context<U> {
     pub fn serve<S>(
         &self,
         state: &mut S,
-        on_request: impl FnMut(&mut S, Request<'_, U>),
+        mut on_request: impl FnMut(&mut S, Request<'_, U>),
         on_response: impl FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
     ) -> usize {
-        let mut handler =
-            LendRequests { core: &self.core, state, on_request, on_response, held: None, requests: 0 };
+        let on_request = |state: &mut S, request: Request<'_, U>| {
+            on_request(state, request);
+            true
+        };
+        self.serve_while(state, on_request, on_response)
+    }
+
+    /// As [`serve`](Context::serve), until `on_request` returns false. The next poll continues.
+    #[inline]
+    pub(in crate::copyrpc) fn serve_while<S>(
+        &self,
+        state: &mut S,
+        on_request: impl FnMut(&mut S, Request<'_, U>) -> bool,
+        on_response: impl FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
+    ) -> usize {
+        let mut handler = ServeRequests {
+            core: &self.core,
+            state,
+            on_request,
+            on_response,
+            deferred: None,
+            requests: 0,
+            has_enough: false,
+        };
         let ended = self.core.poll(&mut handler);
         handler.requests + ended
     }
 
-    /// The next request, in the order of arrival.
-    #[inline]
+    /// The next request that waits, in the order of arrival: each request that a [`poll`](Context::poll) finds is
+    /// [deferred](Request::defer).
     pub fn recv(&self) -> Option<RecvHandle<U>> {
-        self.recv_with(&mut (), |(), request| request, |(), request| request)
+        self.core.requests.borrow_mut().pop_front()
     }
 
-    /// As [`recv`](Context::recv). Short requests in the ring go to `on_ring_request`, all others to `on_other`: the compiler can leave
-    /// out of `on_ring_request` what other requests need.
-    #[inline(always)]
-    pub(in crate::copyrpc) fn recv_with<T, R>(
-        &self,
-        receiver: &mut T,
-        on_ring_request: impl FnOnce(&mut T, RecvHandle<U>) -> R,
-        on_other: impl FnOnce(&mut T, RecvHandle<U>) -> R,
-    ) -> Option<R> {
-        self.core.recv_with(receiver, on_ring_request, on_other)
-    }
-
-    /// Puts requests back that were taken first: they come before all others in the queue.
-    #[cold]
-    pub(in crate::copyrpc) fn queue_again(&self, mut requests: Vec<RecvHandle<U>>) {
-        requests.extend(std::iter::from_fn(|| self.recv()));
-        let mut queue = self.core.requests.borrow_mut();
-        requests.into_iter().for_each(|request| queue.push_other(request));
-    }
-
-    /// Sends everything now. No batch is held back.
+    /// Sends everything now. No batch is delayed.
     pub fn flush(&self) {
         if self.core.flush_list.has_connections() {
             self.core.flush_connections(false);
@@ -310,34 +312,6 @@ impl<U> Drop for Context<U> {
 }
 
 impl<U> ContextCore<U> {
-    /// The next request in the queue.
-    fn take_request(self: &Rc<Self>) -> Option<RecvHandle<U>> {
-        self.recv_with(&mut (), |(), request| request, |(), request| request)
-    }
-
-    /// See [`Context::recv_with`].
-    #[inline(always)]
-    fn recv_with<T, R>(
-        self: &Rc<Self>,
-        receiver: &mut T,
-        on_ring_request: impl FnOnce(&mut T, RecvHandle<U>) -> R,
-        on_other: impl FnOnce(&mut T, RecvHandle<U>) -> R,
-    ) -> Option<R> {
-        let mut requests = self.requests.borrow_mut();
-        let other = match requests.take_first() {
-            Some(request) => RecvHandle::with_copy(request, self),
-            None => match requests.take_in_ring()? {
-                Ok(request) => {
-                    drop(requests);
-                    return Some(on_ring_request(receiver, RecvHandle::new(request, self)));
-                }
-                Err(request) => requests.take_behind(request, self)?,
-            },
-        };
-        drop(requests);
-        Some(on_other(receiver, other))
-    }
-
     #[inline]
     fn poll(&self, handler: &mut impl PollHandler<U>) -> usize {
         let Ok(mut state) = self.poll_state.try_borrow_mut() else { return 0 };
@@ -347,7 +321,8 @@ impl<U> ContextCore<U> {
             self.flush_connections(true);
         }
         handler.on_queued_requests();
-        let mut ended = self.poll_recv_cq(&mut state, handler);
+        // Those behind a request that still waits must not come before it.
+        let mut ended = if handler.has_enough() { 0 } else { self.poll_recv_cq(&mut state, handler) };
         if self.liveness.clock.is_step() || self.flush_list.awaits_completions() {
             ended += self.poll_rarely(handler);
             state.forget_closed();
@@ -440,7 +415,8 @@ impl<U> ContextCore<U> {
             max_inline,
         };
         let qp = self.queues.create_qp(&self.pd, &qp)?;
-        let connection = Rc::new(Connection::new(key.bits(), &self.pd, qp, max_inline, *config)?);
+        let connection =
+            Rc::new(Connection::new(key.bits(), &self.pd, qp, max_inline, *config, &self.counters)?);
         self.qp_table.borrow_mut().insert(connection.qp_num, connection.key);
         let slot = Slot { key, connection: Some(connection.clone()) };
         match slots.get_mut(index) {
@@ -468,7 +444,6 @@ impl<U> ContextCore<U> {
         ended
     }
 
-    #[cold]
     fn connection_by_qp(&self, qp_num: u32) -> Option<Rc<Connection<U>>> {
         let key = self.qp_table.borrow().get(qp_num)?;
         self.connection_by_key(key)

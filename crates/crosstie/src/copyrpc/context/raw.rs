@@ -20,8 +20,8 @@ impl<U> Context<U> {
     /// READs and WRITEs that were posted and have not completed. Those that have completed are
     /// [taken](Context::take_raw_completion) or can be.
     pub fn raw_operations_in_flight(&self) -> u64 {
-        let counters = self.core.counters.borrow_mut();
-        counters.raw_reads + counters.raw_writes - counters.raw_completed
+        let counters = &self.core.counters;
+        counters.raw_reads.get() + counters.raw_writes.get() - counters.raw_completed.get()
     }
 
     /// Takes the next READ or WRITE that has completed. Each is returned once. [Poll](Context::poll) for more.
@@ -95,7 +95,7 @@ impl<U> Endpoint<U> {
 
     #[expect(clippy::result_large_err, reason = "the region is returned, without an allocation")]
     fn post_raw(&self, op: SendOp, region: Mr, range: Range<usize>, token: u64) -> Result<(), RawError> {
-        let posted = self.connection.post_raw(op, range, region, token, &mut self.core.counters.borrow_mut());
+        let posted = self.connection.post_raw(op, range, region, token);
         // Also if the limit is reached: the flush lets the poll look for completions.
         self.core.schedule_flush(&self.connection);
         posted.map_err(|(cause, region)| RawError { cause, region, token })

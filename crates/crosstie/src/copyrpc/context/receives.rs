@@ -8,17 +8,14 @@
 
 use std::cell::{Cell, Ref, RefCell};
 
-use super::completions::BURST;
+use crate::copyrpc::receive_policy::{IDLE_REFILL, MAX_COMPLETIONS, refill_at};
 use crate::device::{DeviceError, Pd, PostError, RecvWr, Srq, SrqConfig};
-
-/// The most receives that a poll posts because it has found nothing. The peer's answer takes longer.
-pub(super) const IDLE_REFILL: u32 = 8;
 
 /// Completions that the receive CQ is asked for, if so many receives are kept posted.
 pub(super) fn recv_cq_depth(receives: u32) -> u32 {
     // A device may round the number of receives up, to less than twice as many. They can all become completions while as many as
     // configured are posted.
-    3 * receives + BURST as u32
+    3 * receives + MAX_COMPLETIONS as u32
 }
 
 pub(super) struct Receives {
@@ -78,7 +75,7 @@ struct ReceiveCount {
 
 impl ReceiveCount {
     fn new(kept: u32) -> ReceiveCount {
-        ReceiveCount { kept, posted: Cell::new(0), refill_at: (u64::from(kept) * 2 / 3) as u32 }
+        ReceiveCount { kept, posted: Cell::new(0), refill_at: refill_at(kept) }
     }
 
     #[inline(always)]
@@ -158,9 +155,9 @@ mod tests {
 
         /// As `poll_recv_cq`.
         fn poll(&mut self) {
-            let taken = self.in_cq.min(BURST as u32);
+            let taken = self.in_cq.min(MAX_COMPLETIONS as u32);
             self.in_cq -= taken;
-            self.is_drained = taken < BURST as u32;
+            self.is_drained = taken < MAX_COMPLETIONS as u32;
             self.receives.note_used(taken);
             if taken > 0 && self.receives.are_few() {
                 self.refill(u32::MAX);

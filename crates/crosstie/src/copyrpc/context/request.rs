@@ -4,11 +4,12 @@ use std::rc::Rc;
 
 use crosstie_protocol::copyrpc::ReplyToken;
 
-use super::{ContextCore, RecvHandle, RingRequest};
+use super::{ContextCore, RecvHandle};
 use crate::copyrpc::address::EndpointId;
 use crate::copyrpc::connection::Connection;
-use crate::copyrpc::error::{CallFailed, Failure, NotReplied};
-use crate::copyrpc::payload::{Payload, ShortPayload};
+use crate::copyrpc::error::{CallFailed, Failure, NotReplied, ReplyError};
+use crate::copyrpc::payload::Payload;
+use crate::copyrpc::receive_policy::MAX_REQUESTS;
 
 /// A request that is lent to the handler of [`Context::serve`](super::Context::serve), which answers it in place, or keeps it: see
 /// [`defer`](Request::defer).
@@ -16,145 +17,110 @@ use crate::copyrpc::payload::{Payload, ShortPayload};
 /// A request that is dropped without a reply is answered with an empty payload.
 #[must_use = "the peer waits for a response"]
 pub struct Request<'c, U> {
-    lent: LentRequest<'c, U>,
-    /// The request, if it waited for the handler; for example until its bulk payload had arrived. The payload and the token are there, and
-    /// `lent` has no token.
-    held: &'c mut Option<RecvHandle<U>>,
-}
-
-/// A request that has just arrived.
-// All fields are numbers and references, so that they stay in registers where the handler is inlined.
-pub(in crate::copyrpc) struct LentRequest<'c, U> {
     core: &'c Rc<ContextCore<U>>,
     connection: &'c Rc<Connection<U>>,
     payload: Payload<'c>,
     reply_token: Option<ReplyToken>,
+    /// The request, if it has waited for the handler, for example until its bulk payload had arrived. Payload and token are here then.
+    deferred: &'c mut Option<RecvHandle<U>>,
 }
 
-impl<'c, U> Request<'c, U> {
+impl<U> Request<'_, U> {
     /// The endpoint that the request arrived through.
     #[inline]
     pub fn endpoint(&self) -> EndpointId {
-        EndpointId(self.lent.connection.key)
+        EndpointId(self.connection.key)
     }
 
     /// The payload.
     #[inline(always)]
     pub fn data(&self) -> Payload<'_> {
-        if self.lent.needs_reply() { self.lent.payload } else { held_data(self.held) }
+        match &self.reply_token {
+            Some(_) => self.payload,
+            None => deferred_data(self.deferred),
+        }
     }
 
     /// The longest response that the caller allows.
-    #[inline(always)]
+    #[inline]
     pub fn response_limit(&self) -> u64 {
-        match &self.lent.reply_token {
+        match &self.reply_token {
             Some(token) => token.max_len(),
-            None => self.held.as_ref().map_or(0, RecvHandle::response_limit),
+            None => self.deferred.as_ref().map_or(0, RecvHandle::response_limit),
         }
     }
 
     /// Keeps the request, so that it can be answered after the handler has returned.
-    #[inline]
-    pub fn defer(self) -> RecvHandle<U> {
-        match self.into_lent() {
-            Ok(mut lent) => lent.take(),
-            Err(handle) => handle,
-        }
+    pub fn defer(mut self) -> RecvHandle<U> {
+        self.defer_in_place()
+    }
+
+    /// As [`defer`](Request::defer). Leaves nothing to be answered.
+    #[inline(never)]
+    pub(in crate::copyrpc) fn defer_in_place(&mut self) -> RecvHandle<U> {
+        let (connection, core, token) = (self.connection, self.core, self.reply_token.take());
+        self.deferred.take().unwrap_or_else(|| RecvHandle::keep(connection, core, self.payload, token))
     }
 
     /// Sends the response, as [`RecvHandle::reply`] does.
     #[inline(always)]
-    pub fn reply(mut self, payload: &[u8]) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
-        let Some(token) = self.lent.reply_token.take() else { return reply_held(self.held, payload) };
-        let LentRequest { core, connection, payload: data, .. } = self.lent;
-        reply_with(core, connection, token, payload).map_err(|(cause, token)| {
-            (cause, token.map(|token| RecvHandle::from_lent(connection, core, data, Some(token))))
-        })
+    pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<U>> {
+        match self.reply_in_place(payload) {
+            Ok(()) => Ok(()),
+            Err(cause) => Err(self.into_error(cause)),
+        }
     }
 
-    /// The request without what few requests need; or that request, if it waited for the handler.
-    #[inline(always)]
-    pub(in crate::copyrpc) fn into_lent(self) -> Result<LentRequest<'c, U>, RecvHandle<U>> {
-        if self.lent.needs_reply() { Ok(self.lent) } else { Err(take_held(self.held, self.lent)) }
-    }
-}
-
-// The following are not inlined into handlers: few requests are held.
-
-#[cold]
-#[inline(never)]
-fn held_data<U>(held: &Option<RecvHandle<U>>) -> Payload<'_> {
-    held.as_ref().map_or(Payload::EMPTY, RecvHandle::data)
-}
-
-#[cold]
-#[inline(never)]
-fn reply_held<U>(
-    held: &mut Option<RecvHandle<U>>,
-    payload: &[u8],
-) -> Result<(), (NotReplied, Option<RecvHandle<U>>)> {
-    match held.take() {
-        Some(handle) => handle.reply(payload),
-        None => Err((Failure::Closed.into(), None)),
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn take_held<U>(held: &mut Option<RecvHandle<U>>, mut lent: LentRequest<'_, U>) -> RecvHandle<U> {
-    held.take().unwrap_or_else(|| lent.take())
-}
-
-impl<U> LentRequest<'_, U> {
-    #[inline(always)]
-    pub(in crate::copyrpc) fn data(&self) -> Payload<'_> {
-        self.payload
-    }
-
-    /// The longest response that the caller allows.
-    #[inline(always)]
-    pub(in crate::copyrpc) fn response_limit(&self) -> u64 {
-        self.reply_token.as_ref().map_or(0, ReplyToken::max_len)
-    }
-
-    /// Takes all that it has, and leaves nothing to be answered.
     #[cold]
     #[inline(never)]
-    pub(in crate::copyrpc) fn take(&mut self) -> RecvHandle<U> {
-        RecvHandle::from_lent(self.connection, self.core, self.payload, self.reply_token.take())
+    fn into_error(self, cause: NotReplied) -> ReplyError<U> {
+        ReplyError { cause, request: self.needs_reply().then(|| self.defer()) }
     }
 
-    /// Sends the response. After an error, the request can be answered again if it [needs](LentRequest::needs_reply) a reply.
+    /// As [`reply`](Request::reply). If the request still [needs](Request::needs_reply) a reply after an error, it can be answered again.
     #[inline(always)]
     pub(in crate::copyrpc) fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
-        let Some(token) = self.reply_token.take() else { return Err(Failure::Closed.into()) };
-        reply_with(self.core, self.connection, token, payload).map_err(|(cause, token)| {
-            self.reply_token = token;
-            cause
-        })
+        let Some(token) = self.reply_token.take() else { return reply_deferred(self.deferred, payload) };
+        // Its ring space is passed when the poll continues.
+        match self.core.reply(self.connection, token, &mut None, payload) {
+            Ok(()) => Ok(()),
+            Err((cause, token)) => {
+                self.reply_token = token;
+                Err(cause)
+            }
+        }
     }
 
     /// Whether no response was sent.
-    #[inline(always)]
+    #[inline]
     pub(in crate::copyrpc) fn needs_reply(&self) -> bool {
-        self.reply_token.is_some()
+        self.reply_token.is_some() || self.deferred.as_ref().is_some_and(RecvHandle::needs_reply)
+    }
+
+    /// Releases memory that a long response may need. The payload is empty afterwards, if it was there.
+    #[inline]
+    pub(in crate::copyrpc) fn detach_bulk(&mut self) {
+        if self.reply_token.is_none()
+            && let Some(request) = self.deferred
+        {
+            request.detach();
+        }
     }
 }
 
-#[inline(always)]
-fn reply_with<U>(
-    core: &ContextCore<U>,
-    connection: &Rc<Connection<U>>,
-    token: ReplyToken,
-    payload: &[u8],
-) -> Result<(), (NotReplied, Option<ReplyToken>)> {
-    // The ring space of the request is passed when the poll continues.
-    let timing = connection.reply(token, &mut None, payload, &core.counters)?;
-    core.note_reply(connection, timing);
-    Ok(())
+// Not inlined into handlers: few requests have waited.
+
+#[inline(never)]
+fn deferred_data<U>(deferred: &Option<RecvHandle<U>>) -> Payload<'_> {
+    deferred.as_ref().map_or(Payload::EMPTY, RecvHandle::data)
 }
 
-impl<U> Drop for LentRequest<'_, U> {
+#[inline(never)]
+fn reply_deferred<U>(deferred: &mut Option<RecvHandle<U>>, payload: &[u8]) -> Result<(), NotReplied> {
+    deferred.as_mut().map_or(Err(Failure::Closed.into()), |request| request.reply_in_place(payload))
+}
+
+impl<U> Drop for Request<'_, U> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(token) = self.reply_token.take() {
@@ -167,32 +133,8 @@ impl<U> Drop for LentRequest<'_, U> {
 pub(super) trait PollHandler<U> {
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>);
 
-    /// As [`on_response`](PollHandler::on_response), for what few polls do: its code is there only once.
-    #[cold]
-    #[inline(never)]
-    fn on_rare_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
-        self.on_response(user, response);
-    }
-
-    /// Handles a short request whose payload is in the ring, where it is lent.
-    fn on_ring_request(
-        &mut self,
-        core: &ContextCore<U>,
-        connection: &Rc<Connection<U>>,
-        offset: usize,
-        len: usize,
-        reply_token: ReplyToken,
-    );
-
-    /// Handles a short request whose payload came with its completion.
-    fn on_copied_request(
-        &mut self,
-        core: &ContextCore<U>,
-        connection: &Rc<Connection<U>>,
-        copy: &ShortPayload,
-        len: u32,
-        reply_token: ReplyToken,
-    );
+    /// Handles a request that is lent.
+    fn on_request(&mut self, connection: &Rc<Connection<U>>, payload: Payload<'_>, reply_token: ReplyToken);
 
     /// Handles the requests that wait in the queue.
     fn on_queued_requests(&mut self);
@@ -201,56 +143,23 @@ pub(super) trait PollHandler<U> {
     fn has_enough(&self) -> bool;
 }
 
-/// What a program does with responses: a closure, or a type whose method is inlined always, as no closure can be.
-pub(in crate::copyrpc) trait OnResponse<U> {
-    fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>);
+/// Requests are deferred, and wait for [`Context::recv`](super::Context::recv).
+pub(super) struct QueueRequests<'c, U, R> {
+    pub(super) core: &'c Rc<ContextCore<U>>,
+    pub(super) on_response: R,
 }
 
-impl<U, F: FnMut(U, Result<Payload<'_>, CallFailed>)> OnResponse<U> for F {
+impl<U, R: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRequests<'_, U, R> {
     #[inline(always)]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
-        self(user, response);
-    }
-}
-
-/// Requests go to the queue of [`Context::recv`](super::Context::recv).
-pub(super) struct QueueRequests<R>(pub(super) R);
-
-impl<U, R: OnResponse<U>> PollHandler<U> for QueueRequests<R> {
-    #[inline(always)]
-    fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
-        self.0.on_response(user, response);
+        (self.on_response)(user, response);
     }
 
-    #[inline(always)]
-    fn on_ring_request(
-        &mut self,
-        core: &ContextCore<U>,
-        connection: &Rc<Connection<U>>,
-        offset: usize,
-        len: usize,
-        reply_token: ReplyToken,
-    ) {
-        // Rings are shorter than 4 GiB.
-        let (offset, len, space) = (offset as u32, len as u32, connection.hold());
-        let connection = connection.clone();
-        let mut requests = core.requests.borrow_mut();
-        requests.next_slot().fill(RingRequest { connection, offset, len, space, reply_token });
+    fn on_request(&mut self, connection: &Rc<Connection<U>>, payload: Payload<'_>, reply_token: ReplyToken) {
+        let request = RecvHandle::keep(connection, self.core, payload, Some(reply_token));
+        self.core.requests.borrow_mut().push_back(request);
     }
 
-    #[inline(always)]
-    fn on_copied_request(
-        &mut self,
-        core: &ContextCore<U>,
-        connection: &Rc<Connection<U>>,
-        copy: &ShortPayload,
-        len: u32,
-        reply_token: ReplyToken,
-    ) {
-        core.requests.borrow_mut().push_copied(connection, len, reply_token, copy);
-    }
-
-    #[inline(always)]
     fn on_queued_requests(&mut self) {}
 
     #[inline(always)]
@@ -259,25 +168,24 @@ impl<U, R: OnResponse<U>> PollHandler<U> for QueueRequests<R> {
     }
 }
 
-/// A poll hands out at most so many requests from rings: otherwise a peer that sends very many could keep the program from anything else.
-const MAX_REQUESTS: usize = 256;
-
-/// Responses and requests go to callbacks.
-pub(super) struct LendRequests<'c, U, S, F, G> {
+/// Requests are lent to a callback.
+pub(super) struct ServeRequests<'c, U, S, F, G> {
     pub(super) core: &'c Rc<ContextCore<U>>,
     /// What both callbacks get.
     pub(super) state: &'c mut S,
+    /// Returns whether it takes another one in this poll.
     pub(super) on_request: F,
     pub(super) on_response: G,
-    /// A request that waited for the handler, while it is called.
-    pub(super) held: Option<RecvHandle<U>>,
+    /// A request that has waited for the handler, while it is called.
+    pub(super) deferred: Option<RecvHandle<U>>,
     /// Requests so far.
     pub(super) requests: usize,
+    pub(super) has_enough: bool,
 }
 
-impl<U, S, F, G> PollHandler<U> for LendRequests<'_, U, S, F, G>
+impl<U, S, F, G> PollHandler<U> for ServeRequests<'_, U, S, F, G>
 where
-    F: FnMut(&mut S, Request<'_, U>),
+    F: FnMut(&mut S, Request<'_, U>) -> bool,
     G: FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
 {
     #[inline(always)]
@@ -286,28 +194,8 @@ where
     }
 
     #[inline(always)]
-    fn on_ring_request(
-        &mut self,
-        _: &ContextCore<U>,
-        connection: &Rc<Connection<U>>,
-        offset: usize,
-        len: usize,
-        reply_token: ReplyToken,
-    ) {
-        let payload = Payload::in_ring(&connection.ring, offset, len);
+    fn on_request(&mut self, connection: &Rc<Connection<U>>, payload: Payload<'_>, reply_token: ReplyToken) {
         self.handle(connection, payload, Some(reply_token));
-    }
-
-    #[inline(always)]
-    fn on_copied_request(
-        &mut self,
-        _: &ContextCore<U>,
-        connection: &Rc<Connection<U>>,
-        copy: &ShortPayload,
-        len: u32,
-        reply_token: ReplyToken,
-    ) {
-        self.handle(connection, Payload::from_copy(copy, len as usize), Some(reply_token));
     }
 
     #[inline(always)]
@@ -319,12 +207,12 @@ where
 
     #[inline(always)]
     fn has_enough(&self) -> bool {
-        self.requests >= MAX_REQUESTS
+        self.has_enough
     }
 }
 
-impl<U, S, F: FnMut(&mut S, Request<'_, U>), G> LendRequests<'_, U, S, F, G> {
-    /// Hands a request to the handler. If that is `held`, it has no payload and no token here.
+impl<U, S, F: FnMut(&mut S, Request<'_, U>) -> bool, G> ServeRequests<'_, U, S, F, G> {
+    /// Hands a request to the handler. If that has waited, it has no payload and no token here.
     // Never inline, and nothing else calls the handler: so the compiler inlines the handler here, and everything stays in registers.
     #[inline(never)]
     fn handle(
@@ -333,19 +221,21 @@ impl<U, S, F: FnMut(&mut S, Request<'_, U>), G> LendRequests<'_, U, S, F, G> {
         payload: Payload<'_>,
         reply_token: Option<ReplyToken>,
     ) {
+        let (core, deferred) = (self.core, &mut self.deferred);
+        let request = Request { core, connection, payload, reply_token, deferred };
+        let goes_on = (self.on_request)(self.state, request);
         self.requests += 1;
-        let lent = LentRequest { core: self.core, connection, payload, reply_token };
-        (self.on_request)(self.state, Request { lent, held: &mut self.held });
+        self.has_enough = self.requests >= MAX_REQUESTS || !goes_on;
     }
 
-    #[cold]
     #[inline(never)]
     fn handle_queued(&mut self) {
-        while let Some(handle) = self.core.take_request() {
-            let connection = handle.connection().clone();
-            self.held = Some(handle);
+        while !self.has_enough {
+            let Some(request) = self.core.requests.borrow_mut().pop_front() else { return };
+            let connection = request.connection.clone();
+            self.deferred = Some(request);
             self.handle(&connection, Payload::EMPTY, None);
-            self.held = None;
+            self.deferred = None;
         }
     }
 }

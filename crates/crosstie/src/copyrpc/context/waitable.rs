@@ -21,7 +21,7 @@ impl<U> Waitable for Context<U> {
         has_news || core.queues.has_recv_completion() || core.has_something_to_report()
     }
 
-    /// Sends everything: no batch is held back while nobody polls.
+    /// Sends everything: no batch is delayed while nobody polls.
     fn prepare_park(&self) {
         self.flush();
         // Time passes without polls. The next poll checks deadlines and peers.

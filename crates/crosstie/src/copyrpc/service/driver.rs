@@ -12,8 +12,7 @@ use super::call_table::{CallTable, DriverCounters};
 use super::client::Client;
 use super::server::{Handlers, Service};
 use super::slots::{CallToken, MAX_CALLS};
-use crate::copyrpc::context::OnResponse;
-use crate::copyrpc::{CallFailed, Context, Counters, EndpointConfig, Payload};
+use crate::copyrpc::{Context, Counters, EndpointConfig};
 use crate::device::DeviceError;
 
 /// Rounds without progress before [`Driver::run_until`] yields the core instead of spinning, and before it sleeps.
@@ -40,15 +39,6 @@ pub struct Driver {
     calls: Rc<CallTable>,
 }
 
-struct FinishCalls<'c>(&'c CallTable);
-
-impl OnResponse<CallToken> for FinishCalls<'_> {
-    #[inline(always)]
-    fn on_response(&mut self, token: CallToken, response: Result<Payload<'_>, CallFailed>) {
-        self.0.finish_call(token, response);
-    }
-}
-
 impl Driver {
     /// Creates a driver for a context. About a million calls can be open at a time.
     pub fn new(context: Context<CallToken>) -> Driver {
@@ -62,7 +52,7 @@ impl Driver {
     }
 
     /// Creates a client, which is then to be connected. Its connection can also carry requests of the peer, see
-    /// [`serve`](Driver::serve).
+    /// [`step_serving`](Driver::step_serving).
     pub fn create_client(&self, config: &EndpointConfig) -> Result<Client, DeviceError> {
         Ok(Client::new(self.calls.clone(), self.context.create_endpoint(config)?))
     }
@@ -71,7 +61,7 @@ impl Driver {
     /// Returns whether any call made progress. Never waits.
     #[inline]
     pub fn step(&self) -> bool {
-        let ended = self.context.poll_with(FinishCalls(&self.calls));
+        let ended = self.context.poll(|token, result| self.calls.finish_call(token, result));
         ended + self.calls.make_waiting_calls() > 0
     }
 
@@ -80,11 +70,6 @@ impl Driver {
     pub fn step_serving<S, H: Handlers<S, CallToken>>(&self, service: &mut Service<S, CallToken, H>) -> bool {
         let count = service.poll(&self.context, |token, result| self.calls.finish_call(token, result));
         count + self.calls.make_waiting_calls() > 0
-    }
-
-    /// Answers all requests that have arrived, see [`Service::serve`].
-    pub fn serve<S, H: Handlers<S, CallToken>>(&self, service: &mut Service<S, CallToken, H>) -> usize {
-        service.serve(&self.context)
     }
 
     /// Waits until there is something to do, see [`Context::wait`]; also at the earliest deadline of a call that waits for room. Then

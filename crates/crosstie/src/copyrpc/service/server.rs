@@ -1,6 +1,5 @@
 //! The server side: a state, and a handler for each method.
 
-use std::any::Any;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -8,9 +7,8 @@ use zerocopy::IntoBytes;
 
 use super::error::Refused;
 use super::method::{Frame, Method, PREFIX_SIZE, Prefix, Status, response_size};
-use crate::copyrpc::context::LentRequest;
 use crate::copyrpc::{CallFailed, Context, NotReplied, Payload, RecvHandle, Request};
-use sealed::{Answerable, Handle, Outcome};
+use sealed::{Handle, Outcome};
 
 /// A state, and handlers that work on it.
 ///
@@ -115,24 +113,8 @@ impl<S, U, H> Service<S, U, H> {
         Service { state, handlers, request, counters: ServiceCounters::default(), of: PhantomData }
     }
 
-    /// Handles all requests that have arrived. Returns how many there were. The program must [poll](Context::poll) the context,
-    /// so that requests arrive and responses are sent.
-    ///
-    /// If a handler panics, its caller gets [`Unanswered`](super::Error::Unanswered), and the service can continue.
-    #[inline]
-    pub fn serve(&mut self, context: &Context<U>) -> usize
-    where
-        H: Handlers<S, U>,
-    {
-        let mut requests = 0;
-        while context.recv_with(self, Self::handle_ring_request, Self::handle_other_request).is_some() {
-            requests += 1;
-        }
-        requests
-    }
-
-    /// Polls the context and handles the requests that it finds, each where it has arrived: less work than [`poll`](Context::poll) and
-    /// [`serve`](Service::serve). Responses go to `on_response`. Returns the number of requests and of calls that have ended.
+    /// Polls the context and handles the requests that it finds, each where it has arrived, and those that wait for
+    /// [`recv`](Context::recv). Responses go to `on_response`. Returns the number of requests and of calls that have ended.
     ///
     /// If a handler panics, its caller gets [`Unanswered`](super::Error::Unanswered), and the service can continue: requests behind it wait for
     /// the next poll.
@@ -145,37 +127,30 @@ impl<S, U, H> Service<S, U, H> {
     where
         H: Handlers<S, U>,
     {
-        let mut polled = PolledService { service: self, panic: None, kept: Vec::new() };
-        let count = context.serve(&mut polled, PolledService::handle, |_, user, response| {
-            on_response(user, response);
-        });
-        if let Some(panic) = polled.panic {
-            context.queue_again(polled.kept);
+        // The panic of a handler must not go through the poll, which would end all connections. It continues behind the poll.
+        let mut polled = (self, None);
+        let count = context.serve_while(
+            &mut polled,
+            |(service, panic), mut request| {
+                let handled = catch_unwind(AssertUnwindSafe(|| service.handle_request(&mut request)));
+                if let Err(cause) = handled {
+                    *panic = Some(cause);
+                    if request.needs_reply() {
+                        reply_unanswered(|bytes| request.reply_in_place(bytes));
+                    }
+                }
+                panic.is_none()
+            },
+            |_, user, response| on_response(user, response),
+        );
+        if let (_, Some(panic)) = polled {
             resume_unwind(panic);
         }
         count
     }
 
     #[inline(always)]
-    fn handle_ring_request(&mut self, handle: RecvHandle<U>)
-    where
-        H: Handlers<S, U>,
-    {
-        // The reply releases the ring space.
-        self.handle_request(&mut UnansweredGuard(handle).0, false);
-    }
-
-    #[inline(never)]
-    fn handle_other_request(&mut self, handle: RecvHandle<U>)
-    where
-        H: Handlers<S, U>,
-    {
-        // A long response may need the bulk memory that the request has.
-        self.handle_request(&mut UnansweredGuard(handle).0, true);
-    }
-
-    #[inline(always)]
-    fn handle_request<R: Answerable<U>>(&mut self, request: &mut R, needs_detach: bool)
+    fn handle_request(&mut self, request: &mut Request<'_, U>)
     where
         H: Handlers<S, U>,
     {
@@ -184,7 +159,7 @@ impl<S, U, H> Service<S, U, H> {
                 let prefix: Prefix = zerocopy::transmute!(front);
                 let (method, response) = (prefix.head.get(), prefix.detail.get());
                 let Service { state, handlers, request: buffer, .. } = self;
-                handlers.handle(state, method, response, request, needs_detach, buffer)
+                handlers.handle(state, method, response, request, buffer)
             }
             None => answer_status(request, Status::Malformed, 0, Outcome::Malformed),
         };
@@ -215,40 +190,6 @@ impl<S, U, H> Service<S, U, H> {
     }
 }
 
-/// A service while it polls.
-struct PolledService<'s, S, U, H> {
-    service: &'s mut Service<S, U, H>,
-    /// Why a handler panicked.
-    panic: Option<Box<dyn Any + Send>>,
-    /// Requests behind that one.
-    kept: Vec<RecvHandle<U>>,
-}
-
-impl<S, U, H: Handlers<S, U>> PolledService<'_, S, U, H> {
-    // The panic of a handler must not go through the poll, which would end all connections. It continues behind the poll.
-    #[inline(always)]
-    fn handle(&mut self, request: Request<'_, U>) {
-        if self.panic.is_some() {
-            return self.kept.push(request.defer());
-        }
-        let mut request = match request.into_lent() {
-            Ok(request) => request,
-            Err(handle) => return self.handle_held(handle),
-        };
-        let service = AssertUnwindSafe(|| self.service.handle_request(&mut request, false));
-        if let Err(panic) = catch_unwind(service) {
-            self.panic = Some(panic);
-            answer_nothing(&mut request);
-        }
-    }
-
-    #[cold]
-    fn handle_held(&mut self, handle: RecvHandle<U>) {
-        let service = AssertUnwindSafe(|| self.service.handle_other_request(handle));
-        self.panic = catch_unwind(service).err();
-    }
-}
-
 /// A request that is answered later. If it is dropped, the caller gets [`Unanswered`](super::Error::Unanswered).
 ///
 /// It can be answered only once:
@@ -271,7 +212,7 @@ impl<S, U, H: Handlers<S, U>> PolledService<'_, S, U, H> {
 /// ```
 #[must_use = "if it is dropped, the caller gets no response"]
 pub struct Deferred<M, U> {
-    request: UnansweredGuard<U>,
+    request: RecvHandle<U>,
     of: PhantomData<fn(M)>,
 }
 
@@ -283,39 +224,42 @@ impl<M: Method, U> Deferred<M, U> {
     #[inline]
     pub fn send(mut self, response: M::Response) -> Result<(), NotReplied> {
         let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
-        send_reply(&mut self.request.0, frame.as_bytes())
+        send_reply(frame.as_bytes(), |bytes| self.request.reply_in_place(bytes))
     }
 
     /// Refuses the request. Sent like a [response](Deferred::send).
     pub fn refuse(mut self, refused: Refused) -> Result<(), NotReplied> {
-        reply_status(&mut self.request.0, Status::Refused, refused.0)
+        let bytes = Prefix::response(Status::Refused, refused.0);
+        send_reply(bytes.as_bytes(), |bytes| self.request.reply_in_place(bytes))
     }
 }
 
-#[cold]
-#[inline(never)]
-fn reply_status<U>(request: &mut impl Answerable<U>, status: Status, code: u32) -> Result<(), NotReplied> {
-    send_reply(request, Prefix::response(status, code).as_bytes())
-}
-
-#[inline(always)]
-fn send_reply<U>(request: &mut impl Answerable<U>, bytes: &[u8]) -> Result<(), NotReplied> {
-    // Not `inspect_err`: only functions can be inlined always.
-    match request.reply_in_place(bytes) {
-        Ok(()) => Ok(()),
-        Err(cause) => Err(reply_after(request, cause)),
+impl<M, U> Drop for Deferred<M, U> {
+    fn drop(&mut self) {
+        if self.request.needs_reply() {
+            reply_unanswered(|bytes| self.request.reply_in_place(bytes));
+        }
     }
 }
 
-/// If there is no bulk memory for a response that is too long for the ring, a status is sent instead. If the caller allowed too little
+/// Replies. If there is no bulk memory for a response that is too long for the ring, a status is sent instead. If the caller allowed too little
 /// even for that, the dropped request is answered with an empty payload.
-#[cold]
-#[inline(never)]
-fn reply_after<U>(request: &mut impl Answerable<U>, cause: NotReplied) -> NotReplied {
-    if let NotReplied::NoBulkMemory | NotReplied::NoMemory = cause {
-        request.reply_in_place(Prefix::response(Status::Unanswered, 0).as_bytes()).ok();
+#[inline(always)]
+fn send_reply(
+    bytes: &[u8],
+    mut reply: impl FnMut(&[u8]) -> Result<(), NotReplied>,
+) -> Result<(), NotReplied> {
+    let replied = reply(bytes);
+    if let Err(NotReplied::NoBulkMemory | NotReplied::NoMemory) = replied {
+        reply_unanswered(reply);
     }
-    cause
+    replied
+}
+
+/// Tells the caller that its request will not be answered. If the connection has ended, there is nobody to tell.
+#[cold]
+fn reply_unanswered(mut reply: impl FnMut(&[u8]) -> Result<(), NotReplied>) {
+    reply(Prefix::response(Status::Unanswered, 0).as_bytes()).ok();
 }
 
 /// The handlers of a service: a chain to which [`Service::on`], [`Service::try_on`] and [`Service::defer`] add.
@@ -329,7 +273,7 @@ pub struct NoMethods;
 
 /// How a handler runs and answers. Types instead of closures, because only functions can be inlined always.
 trait Run<M: Method, S, U> {
-    fn run<R: Answerable<U>>(&mut self, state: &mut S, body: M::Request, request: &mut R) -> Outcome;
+    fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome;
 }
 
 struct Answer<F>(F);
@@ -338,7 +282,7 @@ struct AnswerLater<F>(F);
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request) -> M::Response> Run<M, S, U> for Answer<F> {
     #[inline(always)]
-    fn run<R: Answerable<U>>(&mut self, state: &mut S, body: M::Request, request: &mut R) -> Outcome {
+    fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome {
         answer::<M, U>(request, (self.0)(state, body))
     }
 }
@@ -349,7 +293,7 @@ where
     F: FnMut(&mut S, M::Request) -> Result<M::Response, Refused>,
 {
     #[inline(always)]
-    fn run<R: Answerable<U>>(&mut self, state: &mut S, body: M::Request, request: &mut R) -> Outcome {
+    fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome {
         match (self.0)(state, body) {
             Ok(response) => answer::<M, U>(request, response),
             Err(refused) => answer_status(request, Status::Refused, refused.0, Outcome::Refused),
@@ -359,9 +303,9 @@ where
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request, Deferred<M, U>)> Run<M, S, U> for AnswerLater<F> {
     #[inline(always)]
-    fn run<R: Answerable<U>>(&mut self, state: &mut S, body: M::Request, request: &mut R) -> Outcome {
-        let mut request = UnansweredGuard(request.take());
-        request.0.detach();
+    fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome {
+        let mut request = request.defer_in_place();
+        request.detach();
         (self.0)(state, body, Deferred { request, of: PhantomData });
         Outcome::Deferred
     }
@@ -374,19 +318,7 @@ struct On<M, F, H> {
 }
 
 mod sealed {
-    use super::{NotReplied, Payload, RecvHandle};
-
-    /// A request that can be answered in place.
-    pub trait Answerable<U>: Sized {
-        fn data(&self) -> Payload<'_>;
-        fn response_limit(&self) -> u64;
-        fn needs_reply(&self) -> bool;
-        fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied>;
-        /// Releases memory that the response may need. The payload is empty afterwards.
-        fn detach(&mut self);
-        /// Takes all that it has, and leaves nothing to be answered.
-        fn take(&mut self) -> RecvHandle<U>;
-    }
+    use super::Request;
 
     pub trait Handle<S, U> {
         /// Bytes of the longest request of these methods.
@@ -395,15 +327,13 @@ mod sealed {
         fn has(&self, method: u32) -> bool;
 
         /// Handles a request. `response` is the size of the response that the caller expects; `buffer` has
-        /// [`MAX_REQUEST`](Handle::MAX_REQUEST) bytes. `needs_detach`: the memory of the request must be released before the reply; a
-        /// constant, where a handler is inlined.
-        fn handle<R: Answerable<U>>(
+        /// [`MAX_REQUEST`](Handle::MAX_REQUEST) bytes.
+        fn handle(
             &mut self,
             state: &mut S,
             method: u32,
             response: u32,
-            request: &mut R,
-            needs_detach: bool,
+            request: &mut Request<'_, U>,
             buffer: &mut [u8],
         ) -> Outcome;
     }
@@ -419,71 +349,10 @@ mod sealed {
     }
 }
 
-impl<U> Answerable<U> for RecvHandle<U> {
-    #[inline(always)]
-    fn data(&self) -> Payload<'_> {
-        RecvHandle::data(self)
-    }
-
-    #[inline(always)]
-    fn response_limit(&self) -> u64 {
-        RecvHandle::response_limit(self)
-    }
-
-    #[inline(always)]
-    fn needs_reply(&self) -> bool {
-        RecvHandle::needs_reply(self)
-    }
-
-    #[inline(always)]
-    fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
-        RecvHandle::reply_in_place(self, payload)
-    }
-
-    #[inline(always)]
-    fn detach(&mut self) {
-        RecvHandle::detach(self);
-    }
-
-    fn take(&mut self) -> RecvHandle<U> {
-        RecvHandle::take(self)
-    }
-}
-
-impl<U> Answerable<U> for LentRequest<'_, U> {
-    #[inline(always)]
-    fn data(&self) -> Payload<'_> {
-        LentRequest::data(self)
-    }
-
-    #[inline(always)]
-    fn response_limit(&self) -> u64 {
-        LentRequest::response_limit(self)
-    }
-
-    #[inline(always)]
-    fn needs_reply(&self) -> bool {
-        LentRequest::needs_reply(self)
-    }
-
-    #[inline(always)]
-    fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
-        LentRequest::reply_in_place(self, payload)
-    }
-
-    /// It has no memory of its own.
-    #[inline(always)]
-    fn detach(&mut self) {}
-
-    fn take(&mut self) -> RecvHandle<U> {
-        LentRequest::take(self)
-    }
-}
-
 #[inline(always)]
-fn answer<M: Method, U>(request: &mut impl Answerable<U>, response: M::Response) -> Outcome {
+fn answer<M: Method, U>(request: &mut Request<'_, U>, response: M::Response) -> Outcome {
     let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
-    match send_reply(request, frame.as_bytes()) {
+    match send_reply(frame.as_bytes(), |bytes| request.reply_in_place(bytes)) {
         Ok(()) => Outcome::Answered,
         Err(_) => Outcome::Undelivered,
     }
@@ -491,37 +360,10 @@ fn answer<M: Method, U>(request: &mut impl Answerable<U>, response: M::Response)
 
 #[cold]
 #[inline(never)]
-fn answer_status<U>(
-    request: &mut impl Answerable<U>,
-    status: Status,
-    code: u32,
-    outcome: Outcome,
-) -> Outcome {
-    match reply_status(request, status, code) {
+fn answer_status<U>(request: &mut Request<'_, U>, status: Status, code: u32, outcome: Outcome) -> Outcome {
+    match request.reply_in_place(Prefix::response(status, code).as_bytes()) {
         Ok(()) => outcome,
         Err(_) => Outcome::Undelivered,
-    }
-}
-
-/// Tells the caller that its request will not be answered, unless it was. If the connection has ended, there is nobody to tell.
-#[cold]
-#[inline(never)]
-fn answer_nothing<U>(request: &mut impl Answerable<U>) {
-    if request.needs_reply() {
-        reply_status(request, Status::Unanswered, 0).ok();
-    }
-}
-
-/// A request from the queue. If it is dropped without an answer, because its handler panicked, the caller gets
-/// [`Unanswered`](super::Error::Unanswered).
-struct UnansweredGuard<U>(RecvHandle<U>);
-
-impl<U> Drop for UnansweredGuard<U> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if self.0.needs_reply() {
-            answer_nothing(&mut self.0);
-        }
     }
 }
 
@@ -532,13 +374,12 @@ impl<S, U> Handle<S, U> for NoMethods {
         false
     }
 
-    fn handle<R: Answerable<U>>(
+    fn handle(
         &mut self,
         _: &mut S,
         method: u32,
         _: u32,
-        request: &mut R,
-        _: bool,
+        request: &mut Request<'_, U>,
         _: &mut [u8],
     ) -> Outcome {
         answer_status(request, Status::UnknownMethod, method, Outcome::Unknown)
@@ -560,25 +401,23 @@ where
 
     // Always inline, here and in `send_reply`: the lengths are constants there.
     #[inline(always)]
-    fn handle<R: Answerable<U>>(
+    fn handle(
         &mut self,
         state: &mut S,
         method: u32,
         response: u32,
-        request: &mut R,
-        needs_detach: bool,
+        request: &mut Request<'_, U>,
         buffer: &mut [u8],
     ) -> Outcome {
         if method != M::ID {
-            return self.rest.handle(state, method, response, request, needs_detach, buffer);
+            return self.rest.handle(state, method, response, request, buffer);
         }
         let fits = response as usize == size_of::<M::Response>()
             && request.response_limit() >= response_size::<M>() as u64;
         match request.data().read_from(PREFIX_SIZE, || buffer) {
             Some(body) if fits => {
-                if needs_detach {
-                    request.detach();
-                }
+                // A long response may need the bulk memory that the request has.
+                request.detach_bulk();
                 self.handler.run(state, body, request)
             }
             _ => answer_status(request, Status::Malformed, 0, Outcome::Malformed),

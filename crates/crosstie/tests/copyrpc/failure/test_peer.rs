@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::{
     CallFailed, Config, Context, Endpoint, EndpointConfig, NotCalled, NotPosted, NotReplied, RecvHandle,
+    ReplyError,
 };
 use crosstie::device::{Device, DeviceSpec, Mr, RemoteMemory};
 
@@ -212,9 +213,11 @@ impl TestPeer {
 fn reply(request: RecvHandle<User>, bytes: Vec<u8>, unsent: &mut Vec<(RecvHandle<User>, Vec<u8>)>) {
     match request.reply(&bytes) {
         Ok(()) => {}
-        Err((cause, Some(request))) if cause.is_back_pressure() => unsent.push((request, bytes)),
+        Err(ReplyError { cause, request: Some(request) }) if cause.is_back_pressure() => {
+            unsent.push((request, bytes));
+        }
         // The connection may have ended, and a malicious peer may allow less than it asks for.
-        Err((cause, _)) => {
+        Err(ReplyError { cause, .. }) => {
             assert!(matches!(cause, NotReplied::Failed(_) | NotReplied::TooLong { .. }), "{cause}");
         }
     }

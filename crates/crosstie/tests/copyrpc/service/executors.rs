@@ -17,8 +17,7 @@ fn with_server(client: impl FnOnce(Driver, Client)) {
             let mut service = service();
             // Relaxed: the flag orders no other data.
             while !stop.load(Ordering::Relaxed) {
-                context.poll(|(), _| ());
-                if service.serve(&context) == 0 {
+                if service.poll(&context, |(), _| ()) == 0 {
                     context.wait(Duration::from_millis(1));
                 }
             }

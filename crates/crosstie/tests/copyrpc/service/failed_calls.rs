@@ -84,8 +84,7 @@ fn victim() {
     endpoint.connect(&theirs, &ConnectConfig::default()).unwrap();
     let mut service = service();
     loop {
-        context.poll(|(), _| ());
-        service.serve(&context);
+        service.poll(&context, |(), _| ());
     }
 }
 
@@ -155,8 +154,7 @@ fn response_without_memory_is_counted_as_undelivered() {
     let mut service = Service::<(), ()>::new(()).on::<Long>(|(), number| [number as u8; 70_000]);
     let calls: Vec<_> = (0..2).map(|number| client.call::<Long>(number)).collect();
     driver.step();
-    while service.serve(&server) < 2 {
-        server.poll(|(), _| ());
+    while service.poll(&server, |(), _| ()) < 2 {
         assert_eq!(service.counters().answered, 0, "both requests are in one batch");
     }
     let counters = service.counters();
@@ -190,8 +188,7 @@ fn long_request_and_its_long_response_use_the_same_bulk_memory() {
         let mut call = client.call::<Echo>([number; 70_000]);
         let answer = loop {
             driver.step();
-            server.poll(|(), _| ());
-            service.serve(&server);
+            service.poll(&server, |(), _| ());
             if let Poll::Ready(answer) = peek(&mut call) {
                 break answer;
             }

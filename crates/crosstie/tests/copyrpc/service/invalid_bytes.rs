@@ -25,8 +25,7 @@ fn invalid_requests_are_answered_with_an_error() {
         let mut answer = None;
         while answer.is_none() {
             client.poll(|_, response| answer = Some(response.unwrap().to_vec()));
-            server.poll(|(), _| ());
-            service.serve(&server);
+            service.poll(&server, |(), _| ());
             for (_, reply) in service.state_mut().deferred.drain(..) {
                 reply.send(0).unwrap();
             }

@@ -121,13 +121,11 @@ impl Pair {
     /// Polls both sides once.
     fn turn<S, H: Handlers<S, ()>>(&self, service: &mut Service<S, (), H>) {
         self.driver.step();
-        // In place, or through the queue.
-        if self.turns.replace(self.turns.get() + 1).is_multiple_of(2) {
-            service.poll(&self.server, |(), _| ());
-        } else {
+        // In place, or deferred before.
+        if self.turns.replace(self.turns.get() + 1) % 2 == 1 {
             self.server.poll(|(), _| ());
-            service.serve(&self.server);
         }
+        service.poll(&self.server, |(), _| ());
     }
 
     /// Polls both sides until a future has finished.
