@@ -54,6 +54,76 @@ const LINT: Step = Step {
     work: &[check(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])],
 };
 
+/// The steps of `--quick`: a few minutes on two cores when everything is built. They build what the step `test` builds.
+pub(super) const QUICK: &[Step] = &[
+    FORMAT,
+    LINT,
+    Step {
+        name: "unit",
+        shows: "the unit tests of all crates pass",
+        packages: &[],
+        timeout: 600,
+        work: &[tests(&["test", "--workspace", "--lib", "--bins"])],
+    },
+    Step {
+        name: "conformance",
+        shows: "the device contract holds on the software device and on the fault device, in threads",
+        packages: &[],
+        timeout: 600,
+        work: &[
+            tests(&["test", "--workspace", "--test", "conformance", "--", "--mode", "threads"]),
+            tests(&["test", "--workspace", "--test", "conformance", "--", "--mode", "threads", "--wrapped"]),
+        ],
+    },
+    Step {
+        name: "suites",
+        shows: "the suites of copyrpc and endpoints pass once in threads, and those of the layers without their long cases",
+        packages: &[],
+        timeout: 600,
+        work: &[
+            tests(&[
+                "test",
+                "--workspace",
+                "--test",
+                "copyrpc_peers",
+                "--",
+                "--mode",
+                "threads",
+                "--wrapped",
+            ]),
+            tests(&[
+                "test",
+                "--workspace",
+                "--test",
+                "endpoint_peers",
+                "--",
+                "--mode",
+                "threads",
+                "--wrapped",
+            ]),
+            tests(&[
+                "test",
+                "--workspace",
+                "--test=bootstrap",
+                "--test=copyrpc",
+                "--test=device",
+                "--test=endpoint",
+                "--test=group",
+                "--test=local_rpc",
+                "--test=rails",
+                "--",
+                // Processes that are killed and stopped many times, idle ones, and what needs root or valgrind.
+                "--skip=kill",
+                "--skip=stopped",
+                "--skip=idle",
+                "--skip=other_user",
+                "--skip=mapped_peer_memory",
+                "--skip=costs_the_same",
+            ]),
+        ],
+    },
+];
+
 /// All steps, in the order in which they run: the short ones first.
 pub(super) const STEPS: &[Step] = &[
     FORMAT,
