@@ -54,7 +54,7 @@ const LINT: Step = Step {
     work: &[check(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])],
 };
 
-/// The steps of `--quick`: under four minutes on two cores when everything is built. They build what the step `test` builds.
+/// The steps of `--quick`: a few minutes on two cores when everything is built. They build what the step `test` builds.
 pub(super) const QUICK: &[Step] = &[
     FORMAT,
     LINT,
