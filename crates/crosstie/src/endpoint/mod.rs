@@ -138,7 +138,7 @@
 //! 5. What the peer sends for it is decoded in `crosstie_protocol::endpoint::message`, with a typed violation for all that no correct peer
 //!    sends; then `VERSION` in `address.rs` rises, and `docs/wire-format.md` has a row.
 //! 6. Tests: its bytes in `tests/endpoint/operations.rs`, its ends in `cancel.rs`, each failing post and completion in
-//!    `tests/endpoint_failure/faults.rs`, a hostile peer in `malicious_peer.rs`, no allocation in `tests/endpoint_budget.rs`.
+//!    `tests/endpoint/failure/faults.rs`, a hostile peer in `malicious_peer.rs`, no allocation in `tests/budget/endpoint.rs`.
 
 mod address;
 mod batch;
