@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use crosstie::rails::{Flush, Flusher, Rails, RecvConnection, RecvRequest, SendConnection, Started};
+use crosstie::rails::{Flush, Flusher, Rails, RecvConnection, RecvRequest, SendConnection, SendRequest};
 
 use crate::fault::Fault;
 use crate::key::{Key, KeySlab, Kind};
@@ -36,17 +36,9 @@ pub(crate) struct RecvComm {
 pub(crate) static SENDS: LazyLock<Table<SendComm>> = LazyLock::new(|| Table::new(Kind::Send, MAX_COMMS));
 pub(crate) static RECVS: LazyLock<Table<RecvComm>> = LazyLock::new(|| Table::new(Kind::Recv, MAX_COMMS));
 
-impl RecvComm {
-    /// Lets go of memory that is being deregistered.
-    pub(crate) fn forget_memory(&mut self, key: Key) {
-        self.recent.forget(key);
-        self.connection.release_memory();
-    }
-}
-
 /// A send that NCCL has not seen done.
 pub(crate) struct SendEntry {
-    pub(crate) started: Started,
+    pub(crate) request: SendRequest,
     pub(crate) memory: Key,
 }
 

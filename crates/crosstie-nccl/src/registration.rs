@@ -97,14 +97,14 @@ pub(crate) fn deregister(comm: Key, key: Key) -> Result<(), Fault> {
     if comm.is(Kind::Send) {
         SENDS.lock(comm)?.recent.forget(key);
     } else {
-        RECVS.lock(comm)?.forget_memory(key);
+        RECVS.lock(comm)?.recent.forget(key);
     }
     let Registered { memory, start, is_gpu } = match Arc::try_unwrap(registered) {
         Ok(registered) => registered,
         Err(registered) => {
             // Other comms have used it.
             SENDS.for_each(|comm| comm.recent.forget(key));
-            RECVS.for_each(|comm| comm.forget_memory(key));
+            RECVS.for_each(|comm| comm.recent.forget(key));
             match Arc::try_unwrap(registered) {
                 Ok(registered) => registered,
                 Err(registered) => {
@@ -114,15 +114,7 @@ pub(crate) fn deregister(comm: Key, key: Key) -> Result<(), Fault> {
             }
         }
     };
-    let deregistered = match memory.deregister(DEREGISTER_TIMEOUT) {
-        Err(DeregisterError::InUse(memory)) => {
-            // Another comm holds it for receives to come.
-            RECVS.for_each(|comm| comm.connection.release_memory());
-            memory.deregister(DEREGISTER_TIMEOUT)
-        }
-        deregistered => deregistered,
-    };
-    match deregistered {
+    match memory.deregister(DEREGISTER_TIMEOUT) {
         Ok(()) => MEMORY.remove(key).map(drop),
         Err(error) => {
             // It is not given back: a peer may still write there. NCCL may call again.

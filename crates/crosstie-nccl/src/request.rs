@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use crosstie::rails::{RecvBuffer, RequestError, Started, Tested};
+use crosstie::rails::{RecvBuffer, RequestError};
 
 use crate::comm::{Outstanding, RECVS, RecvEntry, SENDS, SendEntry, comm_of};
 use crate::fault::Fault;
@@ -29,15 +29,15 @@ pub(crate) fn isend(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fault> {
         return Ok(None);
     }
     let (memory, range) = comm.recent.get(buffer.memory)?.range(buffer.data, buffer.size)?;
-    let started = match comm.connection.start_send(memory, range.clone(), buffer.tag as u32) {
+    let sent = match comm.connection.isend(memory, range.clone(), buffer.tag as u32) {
         // NCCL sends at most what the receiver takes.
         Err(RequestError::TooLong { room, .. }) => {
-            comm.connection.start_send(memory, range.start..range.start + room, buffer.tag as u32)?
+            comm.connection.isend(memory, range.start..range.start + room, buffer.tag as u32)?
         }
-        started => started?,
+        sent => sent?,
     };
-    let Some(started) = started else { return Ok(None) };
-    comm.requests.insert(Kind::SendRequest, SendEntry { started, memory: buffer.memory }).map(Some)
+    let Some(request) = sent else { return Ok(None) };
+    comm.requests.insert(Kind::SendRequest, SendEntry { request, memory: buffer.memory }).map(Some)
 }
 
 fn recv_buffer<'a>(registered: &'a Registered, buffer: &Buffer) -> Result<RecvBuffer<'a>, Fault> {
@@ -45,7 +45,7 @@ fn recv_buffer<'a>(registered: &'a Registered, buffer: &Buffer) -> Result<RecvBu
     Ok(RecvBuffer { memory, range, tag: buffer.tag as u32 })
 }
 
-/// `irecv` for one buffer. `None` if too many receives are outstanding.
+/// `irecv` for one buffer, which allocates nothing. `None` if too many receives are outstanding.
 #[inline(always)]
 pub(crate) fn irecv_single(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fault> {
     let mut comm = RECVS.lock(comm)?;
@@ -54,10 +54,8 @@ pub(crate) fn irecv_single(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fa
         comm.connection.progress();
         return Ok(None);
     }
-    let (memory, range) = comm.recent.get(buffer.memory)?.range(buffer.data, buffer.size)?;
-    let Some(request) = comm.connection.irecv_single(memory, range, buffer.tag as u32)? else {
-        return Ok(None);
-    };
+    let part = recv_buffer(comm.recent.get(buffer.memory)?, buffer)?;
+    let Some(request) = comm.connection.irecv(&[part])? else { return Ok(None) };
     let outstanding = Outstanding::Receive(request);
     comm.requests
         .insert(Kind::RecvRequest, RecvEntry { outstanding, memory: buffer.memory, others: Box::default() })
@@ -90,13 +88,8 @@ pub(crate) fn test(key: Key, take_sizes: impl Fn(&[usize])) -> Result<bool, Faul
     if key.is(Kind::SendRequest) {
         let mut comm = SENDS.lock_index(index)?;
         let comm = &mut *comm;
-        let len = match comm.requests.get(Kind::SendRequest, key)?.started {
-            Started::Done(len) => len,
-            Started::Request(request) => match comm.connection.test(request)? {
-                Some(len) => len,
-                None => return Ok(false),
-            },
-        };
+        let request = comm.requests.get(Kind::SendRequest, key)?.request;
+        let Some(len) = comm.connection.test(request)? else { return Ok(false) };
         comm.requests.remove(key);
         take_sizes(&[len]);
         return Ok(true);
@@ -107,13 +100,9 @@ pub(crate) fn test(key: Key, take_sizes: impl Fn(&[usize])) -> Result<bool, Faul
     let mut comm = RECVS.lock_index(index)?;
     let comm = &mut *comm;
     match comm.requests.get(Kind::RecvRequest, key)?.outstanding {
-        Outstanding::Receive(request) => match comm.connection.test_single(request) {
-            Tested::Done(len) => take_sizes(&[len]),
-            Tested::Pending => return Ok(false),
-            Tested::Other => match comm.connection.test(request)? {
-                Some(received) => take_sizes(received.sizes()),
-                None => return Ok(false),
-            },
+        Outstanding::Receive(request) => match comm.connection.test(request)? {
+            Some(received) => take_sizes(received.sizes()),
+            None => return Ok(false),
         },
         Outstanding::Flush(flush) => {
             if let Some(flusher) = &mut comm.flusher {

@@ -188,31 +188,6 @@ impl Receiver {
         Ok(self.check_complete(usize::from(slot)))
     }
 
-    /// The only part of a message arrived on the only rail: the first attempt, not staged. Returns its message, which is complete. `None` if
-    /// it is anything else; then nothing has changed, and [`arrive`](Receiver::arrive) tells what it is.
-    #[inline]
-    pub fn arrive_single(&mut self, imm: u32, bytes: u32) -> Option<u64> {
-        let slots = self.slots.len();
-        let slot = Immediate::from_bits(imm).slot;
-        let state = self.slots.get_mut(usize::from(slot))?;
-        let generation = Immediate::generation_of(state.message, slots);
-        let expected = Immediate { slot, mask: 1, attempt: 0, staged: false, generation };
-        // What is lost, or arrived before, is expected.
-        if imm != expected.bits()
-            || !state.is_open
-            || self.rails != 1
-            || state.expected != 0
-            || u64::from(bytes) > state.room
-        {
-            return None;
-        }
-        state.is_open = false;
-        (state.expected, state.seen, state.bytes) = (1, 1, bytes.into());
-        self.open -= 1;
-        self.recent = 1;
-        Some(state.message)
-    }
-
     /// Closes the slot if all parts of all attempts have arrived.
     #[inline]
     fn check_complete(&mut self, index: usize) -> Arrival {

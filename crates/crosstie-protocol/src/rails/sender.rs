@@ -15,7 +15,7 @@ pub struct Chunk {
 }
 
 /// The bytes of one attempt on one rail.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Part {
     /// The attempt.
     pub attempt: u8,
@@ -28,9 +28,10 @@ pub struct Part {
 }
 
 /// The state of a part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PartState {
     /// Posted.
+    #[default]
     Posted,
     /// Its rail failed; the receiver has been asked whether it arrived.
     Fenced,
@@ -44,6 +45,7 @@ pub enum PartState {
 
 impl Part {
     /// Bytes of all chunks.
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.chunks.iter().map(|chunk| u64::from(chunk.len)).sum()
     }
@@ -60,24 +62,30 @@ pub enum SendError {
     TooManyAttempts(u64),
 }
 
+/// A message over one rail needs the beginning only.
 #[derive(Debug, Default)]
+#[repr(C)]
 struct Slot {
-    is_open: bool,
     message: u64,
+    is_open: bool,
     count: u8,
     /// The number of the next attempt.
     attempts: u8,
+    /// The rails of attempt 0.
+    mask: Mask,
     /// Parts that are not done.
     pending: u16,
-    /// Parts of attempt 0, per rail.
-    first: [Option<Part>; MAX_RAILS],
+    /// Parts of attempt 0; those of the rails in `mask` are valid.
+    first: [Part; MAX_RAILS],
     /// Parts of later attempts. Allocates only when a rail has failed.
     again: Vec<Part>,
 }
 
 impl Slot {
     fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
-        self.first.iter_mut().flatten().chain(self.again.iter_mut())
+        let mask = self.mask;
+        let first = self.first.iter_mut().enumerate().filter(move |(rail, _)| mask & (1 << rail) != 0);
+        first.map(|(_, part)| part).chain(self.again.iter_mut())
     }
 }
 
@@ -143,64 +151,20 @@ impl Sender {
         if slot.is_open {
             return Err(SendError::SlotInUse(message));
         }
-        let mut mask: Mask = 0;
-        for (rail, part) in slot.first.iter_mut().enumerate() {
-            let has_bytes = lens.iter().any(|lens| lens[rail] > 0);
-            *part = has_bytes.then(|| part_on(rail, 0, lens, &[Chunk::default(); MAX_GROUP]));
-            mask |= u8::from(has_bytes) << rail;
-        }
-        if mask == 0 {
-            slot.first[empty_rail] = Some(part_on(empty_rail, 0, lens, &[Chunk::default(); MAX_GROUP]));
-            mask = 1 << empty_rail;
+        let mask = mask_of(lens, empty_rail);
+        for rail in rails_of(mask) {
+            slot.first[rail] = part_on(rail, 0, lens, &[Chunk::default(); MAX_GROUP]);
         }
         slot.is_open = true;
         slot.message = message;
         slot.count = lens.len() as u8;
         slot.attempts = 1;
+        slot.mask = mask;
         slot.pending = mask.count_ones() as u16;
         slot.again.clear();
         self.next += 1;
         self.open += 1;
         Ok((message, mask))
-    }
-
-    /// As [`begin`](Sender::begin), for one buffer of `len` bytes that goes over one rail.
-    #[inline]
-    pub fn begin_on(&mut self, rail: usize, len: u32) -> Result<(u64, Mask), SendError> {
-        let message = self.next;
-        let index = self.slot_of(message);
-        let slot = &mut self.slots[index];
-        if slot.is_open {
-            return Err(SendError::SlotInUse(message));
-        }
-        let mut chunks = [Chunk::default(); MAX_GROUP];
-        chunks[0].len = len;
-        for (at, part) in slot.first.iter_mut().enumerate() {
-            *part = None;
-            if at == rail {
-                *part = Some(Part { attempt: 0, rail: rail as u8, state: PartState::Posted, chunks });
-            }
-        }
-        slot.is_open = true;
-        slot.message = message;
-        (slot.count, slot.attempts, slot.pending) = (1, 1, 1);
-        slot.again.clear();
-        self.next += 1;
-        self.open += 1;
-        Ok((message, 1 << rail))
-    }
-
-    /// Counts the next message as one that was sent and is done already: it was never under way, so nothing is kept of it. Returns its
-    /// number.
-    #[inline(always)]
-    pub fn count_done(&mut self) -> Result<u64, SendError> {
-        let message = self.next;
-        // The slots are far from what a sender of short messages has in its caches; usually no message is under way.
-        if self.open > 0 && self.slots[self.slot_of(message)].is_open {
-            return Err(SendError::SlotInUse(message));
-        }
-        self.next += 1;
-        Ok(message)
     }
 
     /// The part of a message in an attempt on a rail.
@@ -211,7 +175,7 @@ impl Sender {
             return None;
         }
         if attempt == 0 {
-            return slot.first.get(rail)?.as_ref();
+            return slot.first.get(rail).filter(|_| slot.mask & (1 << rail) != 0);
         }
         slot.again.iter().find(|part| part.attempt == attempt && usize::from(part.rail) == rail)
     }
@@ -226,7 +190,7 @@ impl Sender {
             return false;
         }
         let part = if attempt == 0 {
-            slot.first.get_mut(rail).and_then(Option::as_mut)
+            slot.first.get_mut(rail).filter(|_| slot.mask & (1 << rail) != 0)
         } else {
             slot.again.iter_mut().find(|part| part.attempt == attempt && usize::from(part.rail) == rail)
         };
@@ -350,13 +314,7 @@ impl Sender {
         };
         part.state = PartState::Replaced;
         let from = part.chunks;
-        let mut mask: Mask = 0;
-        for rail in 0..MAX_RAILS {
-            mask |= u8::from(lens.iter().any(|lens| lens[rail] > 0)) << rail;
-        }
-        if mask == 0 {
-            mask = 1 << empty_rail;
-        }
+        let mask = mask_of(lens, empty_rail);
         slot.attempts += 1;
         slot.pending += mask.count_ones() as u16 - 1;
         slot.again.extend(rails_of(mask).map(|rail| part_on(rail, attempt, lens, &from)));
@@ -372,6 +330,14 @@ impl Sender {
             slot.is_open && slot.message == *message
         })
     }
+}
+
+/// The rails with bytes; `empty_rail` if there are none.
+#[inline]
+fn mask_of(lens: &[[u32; MAX_RAILS]], empty_rail: usize) -> Mask {
+    let has_bytes = |rail: usize| lens.iter().any(|lens| lens[rail] > 0);
+    let mask = (0..MAX_RAILS).fold(0, |mask, rail| mask | u8::from(has_bytes(rail)) << rail);
+    if mask == 0 { 1 << empty_rail } else { mask }
 }
 
 /// The part on `rail` of the chunks `from`, split by `lens`.

@@ -1,7 +1,6 @@
 //! Sender and receiver against a model of the rails: arbitrary order of arrivals, rails that fail and return.
 
 use alloc::collections::{BTreeMap, VecDeque};
-use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -138,15 +137,18 @@ impl World {
                 if next >= self.receiver.next_message() {
                     return;
                 }
+                let mut lens = [0; MAX_RAILS];
+                lens[rail] = len;
                 if self.sender.is_full() {
-                    assert_eq!(self.sender.count_done(), Err(SendError::SlotInUse(next)));
+                    assert_eq!(self.sender.begin(&[lens], rail), Err(SendError::SlotInUse(next)));
                     return;
                 }
                 let before = self.sender.outstanding();
-                let imm = self.sender.immediate(next, 1 << rail, 0, false);
+                let (message, mask) = self.sender.begin(&[lens], rail).unwrap();
+                let imm = self.sender.immediate(next, mask, 0, false);
                 self.sizes.insert(next, len.into());
-                self.arrive(InFlight { message: next, rail, imm, bytes: len });
-                assert_eq!(self.sender.count_done(), Ok(next));
+                self.arrive(InFlight { message, rail, imm, bytes: len });
+                assert!(self.sender.part_done(message, 0, rail));
                 assert_eq!((self.sender.next_message(), self.sender.outstanding()), (next + 1, before));
                 *self.sent.entry(next).or_default() += 1;
             }
@@ -531,80 +533,16 @@ fn impossible_clear_to_sends_are_refused() {
 }
 
 #[test]
-fn message_that_begins_on_one_rail_is_as_if_it_had_been_split() {
-    for (rail, len) in [(0, 1), (2, 70_000), (3, 0)] {
-        let (mut split, mut single) = (Sender::new(SLOTS), Sender::new(SLOTS));
-        for _ in 0..SLOTS {
-            let mut lens = [0; MAX_RAILS];
-            lens[rail] = len;
-            let begun = split.begin(&[lens], rail).unwrap();
-            assert_eq!(single.begin_on(rail, len), Ok(begun));
-            for at in 0..MAX_RAILS {
-                let part = |sender: &Sender| {
-                    let part = sender.part(begun.0, 0, at)?;
-                    Some((part.attempt, part.rail, part.state, part.chunks))
-                };
-                assert_eq!(part(&single), part(&split));
-            }
-        }
-        assert_eq!(single.begin_on(rail, len), Err(SendError::SlotInUse(SLOTS as u64)));
-        assert!(single.part_done(0, 0, rail) && split.part_done(0, 0, rail));
-        assert_eq!(single.outstanding(), split.outstanding());
-        // Parts of an earlier message in the same slot are gone.
-        single.begin_on(1, 5).unwrap();
-        assert!(rail == 1 || single.part(SLOTS as u64, 0, rail).is_none());
+fn message_has_no_parts_of_the_one_before_in_its_slot() {
+    let mut sender = sender_with_one_part_acknowledged();
+    assert!(sender.part_done(0, 0, 1));
+    for message in 1..SLOTS as u64 {
+        sender.begin(&[[1, 0, 0, 0]], 0).unwrap();
+        assert!(sender.part_done(message, 0, 0));
     }
-}
-
-/// Immediates of all kinds, at a receiver in all states: what the short way takes, the long way takes in the same way; what it does not take
-/// changes nothing.
-#[test]
-fn arrive_single_is_arrive_for_the_only_part_of_a_message() {
-    let (mut taken, mut refused) = (0, 0);
-    for rails in [1, 2] {
-        for arrived in 0..16 {
-            for bits in 0..1 << 12 {
-                // The second round through the slots, of which some have arrived.
-                let make = || {
-                    let mut receiver = Receiver::new(4, rails);
-                    for (generation, arrived) in [(0, 15), (1, arrived)] {
-                        (0..4).for_each(|_| assert!(receiver.post(1000).is_some()));
-                        for slot in (0..4).filter(|slot| arrived & (1 << slot) != 0) {
-                            let imm = Immediate { slot, mask: 1, attempt: 0, staged: false, generation };
-                            receiver.arrive(0, imm, 10).unwrap();
-                        }
-                    }
-                    receiver
-                };
-                let mut single = make();
-                let mut long = make();
-                let imm = Immediate {
-                    slot: (bits & 7) as u8,
-                    mask: (bits >> 3 & 3) as Mask,
-                    attempt: (bits >> 5 & 1) as u8,
-                    staged: bits >> 6 & 1 != 0,
-                    generation: (bits >> 7 & 3) as u16,
-                };
-                let bytes = [0, 999, 1000, 1001][bits >> 9 & 3];
-                let before = format!("{single:?}");
-                match single.arrive_single(imm.bits(), bytes) {
-                    Some(message) => {
-                        let complete = Arrival::Complete { message, bytes: bytes.into(), staged: false };
-                        assert_eq!(long.arrive(0, imm, bytes), Ok(complete));
-                        assert_eq!(format!("{single:?}"), format!("{long:?}"));
-                        taken += 1;
-                    }
-                    None => {
-                        assert_eq!(format!("{single:?}"), before);
-                        let is_single = rails == 1 && !imm.staged;
-                        assert!(
-                            !is_single || !matches!(long.arrive(0, imm, bytes), Ok(Arrival::Complete { .. }))
-                        );
-                        refused += 1;
-                    }
-                }
-            }
-        }
-    }
-    assert!(taken > 100 && refused > 100, "{taken} {refused}");
+    let again = SLOTS as u64;
+    assert_eq!(sender.begin(&[[0, 0, 0, 0]], 1), Ok((again, 0b10)));
+    assert!(sender.part(again, 0, 0).is_none() && !sender.part_done(again, 0, 0));
+    assert_eq!(sender.part(again, 0, 1).unwrap().chunks, [Chunk::default(); MAX_GROUP]);
+    assert!(sender.part_done(again, 0, 1));
 }

@@ -14,8 +14,8 @@ use super::config::Split;
 use super::counters::{ConnectionCounters, Counters};
 use super::error::{Cause, RequestError};
 use super::memory::Memory;
-use super::receiver::{Received, RecvBuffer, RecvCore, RecvRequest, Tested};
-use super::sender::{SendCore, SendRequest, Started};
+use super::receiver::{Received, RecvBuffer, RecvCore, RecvRequest};
+use super::sender::{SendCore, SendRequest};
 use crate::process::Creator;
 use crate::ring::biased_lock::{BiasedLock, BiasedOwner};
 
@@ -76,18 +76,6 @@ impl SendConnection {
         tag: u32,
     ) -> Result<Option<SendRequest>, RequestError> {
         self.core.lock().isend(memory, range, tag)
-    }
-
-    /// As [`isend`](SendConnection::isend). A send that the device has executed at once is done, and has no request: this is the short way
-    /// for programs that keep a record of their sends.
-    #[inline]
-    pub fn start_send(
-        &mut self,
-        memory: &Memory,
-        range: Range<usize>,
-        tag: u32,
-    ) -> Result<Option<Started>, RequestError> {
-        self.core.lock().start_send(memory, range, tag)
     }
 
     /// Whether a send is done, and how many bytes it sent. After that the request is over.
@@ -162,34 +150,6 @@ impl RecvConnection {
     #[inline]
     pub fn irecv(&mut self, buffers: &[RecvBuffer<'_>]) -> Result<Option<RecvRequest>, RequestError> {
         self.core.lock().irecv(buffers)
-    }
-
-    /// As [`irecv`](RecvConnection::irecv) for one buffer, with fewer instructions. The connection holds the memory until a receive into
-    /// other memory, or until [`release_memory`](RecvConnection::release_memory): so the next receive needs no reference count.
-    #[inline]
-    pub fn irecv_single(
-        &mut self,
-        memory: &Memory,
-        range: Range<usize>,
-        tag: u32,
-    ) -> Result<Option<RecvRequest>, RequestError> {
-        let mut core = self.core.lock();
-        match core.try_irecv_single(memory, range.clone(), tag) {
-            Some(request) => Ok(Some(request)),
-            None => core.irecv(&[RecvBuffer { memory, range, tag }]),
-        }
-    }
-
-    /// Lets go of the memory of receives that are done. Memory that a connection holds cannot be
-    /// [deregistered](Memory::deregister).
-    pub fn release_memory(&mut self) {
-        self.core.lock().release_memory();
-    }
-
-    /// As [`test`](RecvConnection::test) for a receive with one buffer, with fewer instructions. If it says [`Tested::Other`], call `test`.
-    #[inline]
-    pub fn test_single(&mut self, request: RecvRequest) -> Tested {
-        self.core.lock().try_test_single(request)
     }
 
     /// Whether a receive is done, and how many bytes arrived in each buffer. After that the request is over.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crosstie_protocol::rails::{MAX_RAILS, Violation};
 
 use super::endpoint::Role;
+use crate::telemetry::Histogram;
 
 /// A counter with one writer: an addition is a load and a store.
 #[derive(Debug, Default)]
@@ -23,7 +24,8 @@ impl Counter {
     }
 }
 
-/// Counts times in nanoseconds: eight buckets per power of two, so that a quantile is exact to 12 %.
+/// Counts times in nanoseconds: eight buckets per power of two. Any thread may read them while they are counted, and there are four of
+/// these per connection: a [`Histogram`] has one owner and 30 KiB.
 #[derive(Debug)]
 pub(super) struct Latencies {
     buckets: [AtomicU32; Latencies::BUCKETS],
@@ -47,20 +49,14 @@ impl Latencies {
         bucket.store(bucket.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// The middle of the bucket of the quantile `q`; 0 if there are no values.
-    pub(super) fn quantile(&self, q: f64) -> u64 {
-        let counts: Vec<u64> = self.buckets.iter().map(|count| count.load(Relaxed).into()).collect();
-        let all: u64 = counts.iter().sum();
-        let rank = ((q * all as f64).ceil() as u64).max(1);
-        let mut seen = 0;
-        for (bucket, count) in counts.iter().enumerate() {
-            seen += count;
-            if seen >= rank && *count > 0 {
-                let (power, step) = (bucket as u32 / 8, bucket as u64 % 8);
-                return ((8 + step) << power) + (1 << power) / 2;
-            }
+    /// The middle of each bucket, as often as it was counted: a quantile is exact to 12 %.
+    fn histogram(&self) -> Histogram {
+        let mut histogram = Histogram::new();
+        for (bucket, count) in self.buckets.iter().enumerate() {
+            let (power, step) = (bucket as u32 / 8, bucket as u64 % 8);
+            histogram.record_n(((8 + step) << power) + (1 << power) / 2, count.load(Relaxed).into());
         }
-        0
+        histogram
     }
 }
 
@@ -69,10 +65,6 @@ impl Latencies {
 #[repr(C)]
 pub(super) struct RailCells {
     pub(super) bytes: Counter,
-    /// Messages with one buffer over the only rail, without a second attempt, and at the sender executed at once. Each is a message of this
-    /// rail and a completion; at the sender also a work request with payload, at the receiver a receive. It is counted here only: one
-    /// cache line instead of four.
-    pub(super) direct: Counter,
     pub(super) work_requests: Counter,
     pub(super) payload_requests: Counter,
     pub(super) completions: Counter,
@@ -96,7 +88,6 @@ pub(super) struct ConnectionCounters {
     pub(super) id: u64,
     pub(super) rail_count: usize,
     pub(super) rails: [RailCells; MAX_RAILS],
-    pub(super) messages: Counter,
     pub(super) staged: Counter,
     /// Messages by the mask of their rails.
     pub(super) masks: [Counter; 1 << MAX_RAILS],
@@ -110,7 +101,6 @@ impl ConnectionCounters {
             id,
             rail_count,
             rails: Default::default(),
-            messages: Counter::default(),
             staged: Counter::default(),
             masks: Default::default(),
             violations: Default::default(),
@@ -122,30 +112,29 @@ impl ConnectionCounters {
     }
 
     pub(super) fn snapshot(&self) -> Counters {
-        // Read once: they are added to while this runs.
-        let direct: [u64; MAX_RAILS] = core::array::from_fn(|rail| self.rails[rail].direct.get());
-        let rails = self.rails[..self.rail_count].iter().zip(direct).map(|(cells, direct)| RailCounters {
-            bytes: cells.bytes.get(),
-            work_requests: cells.work_requests.get() + if self.role == Role::Sender { direct } else { 0 },
-            payload_requests: cells.payload_requests.get()
-                + if self.role == Role::Sender { direct } else { 0 },
-            completions: cells.completions.get() + direct,
-            receives: cells.receives.get() + if self.role == Role::Receiver { direct } else { 0 },
-            retries: cells.retries.get(),
-            replays: cells.replays.get(),
-            replayed_bytes: cells.replayed_bytes.get(),
-            probes: cells.probes.get(),
-            failures: cells.failures.get(),
-            returns: cells.returns.get(),
-            p50_ns: cells.latencies.quantile(0.5),
-            p99_ns: cells.latencies.quantile(0.99),
-            rate: cells.rate.load(Relaxed),
-            is_up: cells.is_up.load(Relaxed) != 0,
+        let rails = self.rails[..self.rail_count].iter().map(|cells| {
+            let latencies = cells.latencies.histogram();
+            RailCounters {
+                bytes: cells.bytes.get(),
+                work_requests: cells.work_requests.get(),
+                payload_requests: cells.payload_requests.get(),
+                completions: cells.completions.get(),
+                receives: cells.receives.get(),
+                retries: cells.retries.get(),
+                replays: cells.replays.get(),
+                replayed_bytes: cells.replayed_bytes.get(),
+                probes: cells.probes.get(),
+                failures: cells.failures.get(),
+                returns: cells.returns.get(),
+                p50_ns: latencies.quantile(0.5).unwrap_or(0),
+                p99_ns: latencies.quantile(0.99).unwrap_or(0),
+                rate: cells.rate.load(Relaxed),
+                is_up: cells.is_up.load(Relaxed) != 0,
+            }
         });
-        let mut masks = core::array::from_fn(|mask| self.masks[mask].get());
-        direct.iter().enumerate().for_each(|(rail, direct)| masks[1 << rail] += direct);
+        let masks = core::array::from_fn(|mask| self.masks[mask].get());
         Counters {
-            messages: self.messages.get() + direct.iter().sum::<u64>(),
+            messages: masks.iter().sum(),
             staged: self.staged.get(),
             masks,
             violations: core::array::from_fn(|kind| self.violations[kind].get()),
@@ -181,7 +170,7 @@ pub struct RailCounters {
     pub work_requests: u64,
     /// Of these, the ones that carry payload or complete a message: WRITE and WRITE+IMM.
     pub payload_requests: u64,
-    /// Completions polled, of any kind.
+    /// Completions, of any kind. A part that the device has executed while it was posted counts as one.
     pub completions: u64,
     /// Receiver: completions of receives; one for each part.
     pub receives: u64,
@@ -198,7 +187,7 @@ pub struct RailCounters {
     /// How often the rail came back.
     pub returns: u64,
     /// Median time of a part from post to completion (sender), in nanoseconds. On a connection with one rail, of messages that the
-    /// device executes at once, only every 16th is measured.
+    /// device executes while they are posted, only every 16th is measured.
     pub p50_ns: u64,
     /// 99th percentile of this time.
     pub p99_ns: u64,
@@ -215,12 +204,12 @@ mod tests {
     #[test]
     fn quantiles_are_exact_to_an_eighth() {
         let latencies = Latencies::default();
-        assert_eq!(latencies.quantile(0.5), 0);
+        assert_eq!(latencies.histogram().count(), 0);
         for value in 1..=10_000u64 {
             latencies.record(100 * value);
         }
         for (q, exact) in [(0.5, 500_000u64), (0.99, 990_000), (1.0, 1_000_000)] {
-            let found = latencies.quantile(q);
+            let found = latencies.histogram().quantile(q).unwrap();
             assert!(found.abs_diff(exact) <= exact / 8, "{q}: {found}");
         }
         latencies.record(u64::MAX);

@@ -14,6 +14,7 @@ use crosstie_protocol::rails::{CTS_LEN, MAX_SLOTS, RECORD_LEN};
 use crosstie_protocol::signaling::Signaling;
 
 use super::context::Context;
+use super::counters::RailCells;
 use crate::device::{
     Access, Completion, ConnectConfig, Cq, CqConfig, CqError, Data, DeviceError, Mr, PostError, Posted,
     QpAddress, QpConfig, RcQp, RecvWr, RemoteAddr, RemoteMemory, SendOp, SendWr, Srq, SrqConfig,
@@ -214,14 +215,14 @@ impl Endpoint {
 
     fn post_receives(&mut self, low: u32, high: u32) -> Result<u32, PostError> {
         let (before, mut refused) = (self.posted, 0);
+        let receive = RecvWr { wr_id: 0, sges: &[] };
         while self.posted < high {
-            let receive = RecvWr { wr_id: 0, sges: &[] };
             let posted = match &mut self.srq {
-                Some(srq) => srq.post_recv(&receive),
-                None => self.qps[0].post_recv(&receive),
+                Some(srq) => srq.post_recvs(&receive, high - self.posted),
+                None => self.qps[0].post_recv(&receive).map(|()| 1),
             };
             match posted {
-                Ok(()) => self.posted += 1,
+                Ok(count) => self.posted += count,
                 Err(PostError::Full) if self.posted >= low => break,
                 Err(error) if refused >= POST_RETRIES => return Err(error),
                 Err(_) => refused += 1,
@@ -251,6 +252,24 @@ impl Endpoint {
 }
 
 /// How often a post that a device refuses is tried again.
-pub(super) const POST_RETRIES: u64 = 16;
+const POST_RETRIES: u64 = 16;
 /// The most completions per poll.
 pub(super) const POLL_BATCH: usize = 64;
+
+/// Posts a request; a queue that is full is tried again.
+#[inline]
+pub(super) fn retry(
+    cells: &RailCells,
+    mut post: impl FnMut() -> Result<Posted, PostError>,
+) -> Result<Posted, PostError> {
+    let mut tries = 0;
+    loop {
+        match post() {
+            Err(PostError::Full) if tries < POST_RETRIES => {
+                cells.retries.add(1);
+                tries += 1;
+            }
+            posted => return posted,
+        }
+    }
+}

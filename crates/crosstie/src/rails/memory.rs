@@ -4,7 +4,9 @@ use core::ops::Range;
 use core::time::Duration;
 use std::sync::Arc;
 
-use crate::device::{Access, MultiRegion, OutOfRegion, RemoteMemory, Sge};
+use crosstie_protocol::rails::MAX_RAILS;
+
+use crate::device::{MultiRegion, OutOfRegion, RemoteMemory};
 
 /// Memory registered on all devices of a [`Rails`](super::Rails) context. Any thread may register memory while others send.
 ///
@@ -12,30 +14,31 @@ use crate::device::{Access, MultiRegion, OutOfRegion, RemoteMemory, Sge};
 /// memory that is dropped before [`test`](super::SendConnection::test) says that the send is done ends the connection.
 #[derive(Debug)]
 pub struct Memory {
-    /// Each receive into it holds another reference until it is done.
+    /// Each receive into it holds another reference until it is done, each send of a group until the group is complete.
     pub(super) regions: Arc<MultiRegion>,
     /// The context, so that memory of another one is recognised.
     pub(super) context: u64,
-    /// What requests need of the first region, without a walk to it.
-    first: FirstRegion,
+    len: usize,
+    pub(super) keys: RegionKeys,
 }
 
-#[derive(Debug)]
-struct FirstRegion {
-    addr: u64,
-    len: usize,
-    lkey: u32,
-    rkey: u32,
-    pd: u32,
-    access: Access,
+/// What requests need of the regions, per rail, without a walk to them.
+#[derive(Debug, Default)]
+pub(super) struct RegionKeys {
+    addrs: [u64; MAX_RAILS],
+    pub(super) lkeys: [u32; MAX_RAILS],
+    pub(super) rkeys: [u32; MAX_RAILS],
+    pub(super) domains: [u32; MAX_RAILS],
 }
 
 /// Memory could not be deregistered; the error hands it back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeregisterError {
-    /// A receive into this memory is outstanding.
-    #[error("a receive into this memory is outstanding: complete it, or abort its connection")]
+    /// A receive into this memory is outstanding, or a send from it waits for the others of its group.
+    #[error(
+        "a receive into this memory, or an incomplete group of sends, is outstanding: complete it, or abort its connection"
+    )]
     InUse(Memory),
     /// A peer is inside an operation on the memory.
     #[error(
@@ -53,30 +56,31 @@ pub enum DeregisterError {
 impl Memory {
     /// For regions in all domains of this context.
     pub(super) fn new(regions: Arc<MultiRegion>, context: u64) -> Memory {
-        let region = regions.region(0);
-        let (RemoteMemory { addr, rkey, .. }, len) = (region.remote(), region.len());
-        // An empty range is inside of any region.
-        let (lkey, pd) = region.sge(0..0).map_or((0, 0), |sge| (sge.lkey, sge.pd));
-        let first = FirstRegion { addr, len, lkey, rkey, pd, access: region.access() };
-        Memory { regions, context, first }
+        let mut keys = RegionKeys::default();
+        for rail in 0..regions.domains().min(MAX_RAILS) {
+            let region = regions.region(rail);
+            RemoteMemory { addr: keys.addrs[rail], rkey: keys.rkeys[rail], .. } = region.remote();
+            // An empty range is inside of any region.
+            (keys.lkeys[rail], keys.domains[rail]) =
+                region.sge(0..0).map_or((0, 0), |sge| (sge.lkey, sge.pd));
+        }
+        Memory { len: regions.len(), regions, context, keys }
     }
 
-    /// A range of the first region, and its rkey.
+    /// The address of a range on each rail, and its length.
     #[inline]
-    pub(super) fn first_sge(&self, range: Range<usize>) -> Result<(Sge<'_>, u32), OutOfRegion> {
-        let FirstRegion { addr, len: region, lkey, rkey, pd, access } = self.first;
+    pub(super) fn resolve(&self, range: Range<usize>) -> Result<([u64; MAX_RAILS], u32), OutOfRegion> {
         let len = range.end.wrapping_sub(range.start);
-        if range.end > region || range.start > range.end || len > u32::MAX as usize {
-            return Err(OutOfRegion { offset: range.start, len, region });
+        if range.end > self.len || range.start > range.end || len > u32::MAX as usize {
+            return Err(OutOfRegion { offset: range.start, len, region: self.len });
         }
-        // The region is alive: `self` has it, and is borrowed as long as the entry.
-        Ok((Sge::detached(addr + range.start as u64, len as u32, lkey, pd, access), rkey))
+        Ok((self.keys.addrs.map(|addr| addr.wrapping_add(range.start as u64)), len as u32))
     }
 
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        self.first.len
+        self.len
     }
 
     /// Whether the length is zero.

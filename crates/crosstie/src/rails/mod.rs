@@ -84,7 +84,6 @@ mod flush;
 mod frames;
 #[cfg(all(test, not(loom)))]
 mod fuzz_tests;
-mod head;
 mod hint;
 mod load;
 mod mailbox;
@@ -109,5 +108,5 @@ pub use flush::{Flush, Flusher};
 pub use hint::{Hint, HintPublisher};
 pub use memory::{DeregisterError, Memory};
 pub use metrics::MetricsServer;
-pub use receiver::{Received, RecvBuffer, RecvRequest, Tested};
-pub use sender::{SendRequest, Started};
+pub use receiver::{Received, RecvBuffer, RecvRequest};
+pub use sender::SendRequest;

@@ -323,78 +323,55 @@ fn no_traffic_fills_a_send_queue_with_clear_to_sends() {
     }
 }
 
-/// Sends and receives alternate between the short ways for one buffer and the general ones, over one rail and over two.
+/// A device that executes requests while they are posted, and one that queues them: the same messages, and the same counters.
 #[test]
-fn short_and_general_ways_carry_the_same_messages() {
+fn messages_of_any_length_arrive_whether_the_device_executes_or_queues_them() {
     const LEN: usize = 300_000;
-    let plain =
-        [(1, None), (1, Some(0)), (1, Some(1024)), (2, None)].map(|(rails, staging)| (rails, staging, true));
-    for (rails, staging, is_plain) in plain.into_iter().chain([(1, Some(0), false), (1, Some(1024), false)]) {
-        let connect = if is_plain { Pair::plain } else { Pair::faulty };
+    type Connect = fn(usize, Config) -> Pair;
+    let plain = [(1, None), (1, Some(0)), (1, Some(1024)), (2, None)];
+    let plain = plain.map(|(rails, staging)| (rails, staging, Pair::plain as Connect));
+    let faulty = [0, 1024].map(|staging| (1, Some(staging), Pair::faulty as Connect));
+    for (rails, staging, connect) in plain.into_iter().chain(faulty) {
         let mut pair = connect(rails, Config { staging, ..Config::default() });
         let from = pair.here.allocate(LEN).unwrap();
         // Receives into two memories in turns.
         let to = [pair.there.allocate(LEN).unwrap(), pair.there.allocate(LEN).unwrap()];
-        let mut done_at_once = 0;
         for round in 0..400usize {
             let len = [0, 1, 48, 49, 256, 257, 1024, 1025, 4096, 5000, 70_000, LEN][round % 12];
             let to = &to[round / 7 % 2];
             let bytes = pattern(len, round as u64);
             from.write(0, &bytes).unwrap();
             to.write(0, &vec![0xee; LEN]).unwrap();
-            let receive = if round % 3 == 0 {
-                pair.receiver.irecv(&[RecvBuffer { memory: to, range: 0..LEN, tag: 5 }]).unwrap().unwrap()
-            } else {
-                pair.receiver.irecv_single(to, 0..LEN, 5).unwrap().unwrap()
-            };
-            assert!(pair.receiver.irecv_single(to, 0..LEN + 1, 5).is_err());
-            if round % 11 == 0 {
-                assert_eq!(pair.sender.start_send(&from, 0..len, 6), Ok(None), "no receive has this tag");
-            }
-            let mut sent = None;
+            let buffer = |range| RecvBuffer { memory: to, range, tag: 5 };
+            let receive = pair.receiver.irecv(&[buffer(0..LEN)]).unwrap().unwrap();
+            assert!(pair.receiver.irecv(&[buffer(0..LEN + 1)]).is_err());
+            assert_eq!(pair.sender.isend(&from, 0..len, 6), Ok(None), "no receive has this tag");
+            let mut send = None;
             pair.progress_until(|pair| {
-                if round % 5 == 0 {
-                    sent = pair.sender.isend(&from, 0..len, 5).unwrap().map(Started::Request);
-                } else {
-                    sent = pair.sender.start_send(&from, 0..len, 5).unwrap();
-                }
+                send = pair.sender.isend(&from, 0..len, 5).unwrap();
+                send.is_some()
+            });
+            let (mut sent, mut received) = (None, None);
+            pair.progress_until(|pair| {
+                sent = pair.sender.test(send.unwrap()).unwrap();
                 sent.is_some()
             });
-            match sent.unwrap() {
-                Started::Done(sent) => {
-                    assert_eq!(sent, len);
-                    done_at_once += 1;
-                }
-                Started::Request(send) => {
-                    let mut sent = None;
-                    pair.progress_until(|pair| {
-                        sent = pair.sender.test(send).unwrap();
-                        sent.is_some()
-                    });
-                    assert_eq!(sent, Some(len));
-                    assert_eq!(pair.sender.test(send), Err(RequestError::NoSuchRequest));
-                }
-            }
-            let mut received = None;
+            assert_eq!(sent, Some(len));
+            assert_eq!(pair.sender.test(send.unwrap()), Err(RequestError::NoSuchRequest));
             pair.progress_until(|pair| {
-                received = match pair.receiver.test_single(receive) {
-                    Tested::Done(len) => Some(len),
-                    Tested::Pending => None,
-                    Tested::Other => pair.receiver.test(receive).unwrap().map(|done| done.sizes()[0]),
-                };
+                received = pair.receiver.test(receive).unwrap();
                 received.is_some()
             });
-            assert_eq!(received, Some(len));
+            assert_eq!(received.unwrap().sizes(), [len]);
             check(to, 0, &bytes);
-            assert_eq!(pair.receiver.test_single(receive), Tested::Other);
             assert_eq!(pair.receiver.test(receive), Err(RequestError::NoSuchRequest));
         }
-        assert_eq!(done_at_once > 0, rails == 1 && is_plain);
         let (sent, received) = (pair.sender.counters(), pair.receiver.counters());
         assert_eq!((sent.messages, received.messages), (400, 400));
         assert_eq!((sent.masks, sent.staged), (received.masks, received.staged));
         assert_eq!(sent.rails[0].bytes, received.rails[0].bytes);
         assert_eq!(received.rails[0].receives, sent.rails[0].payload_requests);
+        assert_eq!(sent.rails[0].completions, sent.rails[0].payload_requests);
     }
 }
 
@@ -429,22 +406,37 @@ fn memory_cannot_be_deregistered_while_a_receive_into_it_is_outstanding() {
     }
 }
 
+/// The device would read the memory when the group is complete.
 #[test]
-fn memory_of_a_short_receive_is_held_until_it_is_released() {
-    let mut pair = Pair::plain(1, Config::default());
-    let (from, to) = (pair.here.allocate(1 << 16).unwrap(), pair.there.allocate(1 << 16).unwrap());
-    let receive = pair.receiver.irecv_single(&to, 0..1 << 16, 0).unwrap().unwrap();
-    // Nothing is released while a receive is outstanding.
-    pair.receiver.release_memory();
-    let Err(DeregisterError::InUse(to)) = to.deregister(HANG) else { panic!("a receive is outstanding") };
-    pair.progress_until(|pair| pair.sender.start_send(&from, 0..100, 0).unwrap().is_some());
+fn memory_cannot_be_deregistered_while_a_send_from_it_waits_for_its_group() {
+    let mut pair = Pair::plain(2, Config::default());
+    let allocate = |rails: &Rails| rails.allocate(1 << 16).unwrap();
+    let (to, [first, second]) = (allocate(&pair.there), [(); 2].map(|()| allocate(&pair.here)));
+    let bytes = pattern(1 << 15, 3);
+    [&first, &second].iter().for_each(|memory| memory.write(0, &bytes).unwrap());
+    let buffers =
+        [0, 1].map(|tag| RecvBuffer { memory: &to, range: tag << 15..(tag + 1) << 15, tag: tag as u32 });
+    let receive = pair.receiver.irecv(&buffers).unwrap().unwrap();
+    pair.progress_until(|pair| pair.sender.isend(&first, 0..1 << 15, 1).unwrap().is_some());
+    let Err(DeregisterError::InUse(first)) = first.deregister(HANG) else {
+        panic!("the group is incomplete")
+    };
+    // Not even if the program drops it.
+    drop(first);
+    pair.progress_until(|pair| pair.sender.isend(&second, 0..1 << 15, 0).unwrap().is_some());
     pair.progress_until(|pair| pair.receiver.test(receive).unwrap().is_some());
-    let Err(DeregisterError::InUse(to)) = to.deregister(HANG) else { panic!("the connection holds it") };
-    pair.receiver.release_memory();
-    to.deregister(HANG).unwrap();
-    // Also by the end of the connection.
-    let to = pair.there.allocate(1 << 16).unwrap();
-    pair.receiver.irecv_single(&to, 0..1 << 16, 0).unwrap().unwrap();
+    [0, 1 << 15].iter().for_each(|at| check(&to, *at, &bytes));
+}
+
+#[test]
+fn memory_can_be_deregistered_when_its_connection_was_aborted() {
+    let mut pair = Pair::plain(1, Config::default());
+    let [from, to] = [&pair.here, &pair.there].map(|rails| rails.allocate(1 << 16).unwrap());
+    let buffers = [0, 1].map(|tag| RecvBuffer { memory: &to, range: 0..100, tag });
+    pair.receiver.irecv(&buffers).unwrap().unwrap();
+    pair.receiver.irecv(&buffers[..1]).unwrap().unwrap();
+    pair.progress_until(|pair| pair.sender.isend(&from, 0..100, 1).unwrap().is_some());
+    pair.sender.abort();
     pair.receiver.abort();
-    to.deregister(HANG).unwrap();
+    [from, to].into_iter().for_each(|memory| memory.deregister(HANG).unwrap());
 }

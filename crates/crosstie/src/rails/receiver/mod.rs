@@ -3,13 +3,11 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | receives, their results, completions |
-//! | `single.rs` | the short way of a receive with one buffer over the only rail |
 //! | `clear_to_send.rs` | telling the sender about receives |
 //! | `repair.rs` | rails that fail and return, and the end of the connection |
 
 mod clear_to_send;
 mod repair;
-mod single;
 
 use core::ops::Range;
 use std::sync::Arc;
@@ -27,10 +25,9 @@ use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, PROBE, Role};
 use super::error::{Cause, RequestError};
 use super::mailbox::Mailbox;
 use super::memory::Memory;
-use crate::device::{Completion, MultiRegion, Opcode, clock};
+use crate::device::{Completion, Mr, MultiRegion, Opcode, clock};
 use crate::wait::PollClock;
 use repair::{Fence, PeerClosed};
-pub use single::Tested;
 
 /// A receive that was accepted. [`RecvConnection::test`](crate::rails::RecvConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,9 +58,9 @@ impl Received {
     }
 }
 
-/// A receive: one cache line.
+/// A receive. One with one buffer needs the beginning only.
 #[derive(Debug, Default)]
-#[repr(align(64))]
+#[repr(C)]
 struct Request {
     message: u64,
     count: u8,
@@ -71,39 +68,20 @@ struct Request {
     is_done: bool,
     has_record: bool,
     mask: Mask,
-    /// The rail of its clear-to-send.
+    /// The rail of its clear-to-sends.
     clear_rail: u8,
-    /// The buffer of a receive with one: tag, room, and address and key on rail 0.
-    tag: u32,
-    room: u64,
-    addr: u64,
-    rkey: u32,
+    /// The first `count` are valid.
+    buffers: [Buffer; MAX_GROUP],
+}
+
+/// A buffer of a receive.
+#[derive(Debug, Default)]
+struct Buffer {
+    wanted: ClearToSend,
     /// What arrived in it.
     size: usize,
-    /// The memory of a receive with one buffer, until it is done: here, or in [`RecvCore::held`].
+    /// Its memory, until the receive is done.
     memory: Option<Arc<MultiRegion>>,
-    uses_held: bool,
-}
-
-const _: () = assert!(size_of::<Request>() == 64);
-
-impl Request {
-    /// The clear-to-send of a receive with one buffer, over the only rail.
-    #[inline]
-    fn single(&self) -> ClearToSend {
-        let (mut addrs, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
-        (addrs[0], rkeys[0]) = (self.addr, self.rkey);
-        ClearToSend { addrs, rkeys, size: self.room, tag: self.tag, index: 0, count: 1 }
-    }
-}
-
-/// The buffers of a receive with several, or over several rails. The first `count` are valid.
-#[derive(Debug, Default)]
-struct Buffers {
-    wanted: [ClearToSend; MAX_GROUP],
-    sizes: [usize; MAX_GROUP],
-    /// The memory of a receive with several, until it is done.
-    memory: [Option<Arc<MultiRegion>>; MAX_GROUP],
 }
 
 #[derive(Debug)]
@@ -152,11 +130,7 @@ pub(super) struct RecvCore {
     up: Mask,
     /// Clear-to-sends wait for a rail.
     has_unsent: bool,
-    /// The memory of the last receives that took the short way, and how many of them are outstanding.
-    held: Option<Arc<MultiRegion>>,
-    held_by: u32,
     rails: [Rail; MAX_RAILS],
-    buffers: Box<[Buffers]>,
     ended: Option<Cause>,
     all_down_since: Option<u64>,
     events_seen: u64,
@@ -187,7 +161,6 @@ impl RecvCore {
             up: all,
             protocol,
             requests: (0..agreed.slots).map(|_| Request { is_taken: true, ..Request::default() }).collect(),
-            buffers: (0..agreed.slots).map(|_| Buffers::default()).collect(),
             context_id: context.id,
             max_message: context.max_message,
             low_water: context.config.low_water,
@@ -195,8 +168,6 @@ impl RecvCore {
             fences: Vec::new(),
             peer_closed: None,
             has_unsent: false,
-            held: None,
-            held_by: 0,
             ended: None,
             clock: PollClock::with_slow(SLOW_POLLS),
             all_down_since: None,
@@ -238,49 +209,29 @@ impl RecvCore {
             self.progress();
             return Ok(None);
         }
-        // Before the stores below: an atomic instruction waits for all earlier stores.
-        let memory = (buffers.len() == 1).then(|| buffers[0].memory.regions.clone());
         // The slot is free, so its request can be written in place; it begins when its number is stored.
         for (index, buffer) in buffers.iter().enumerate() {
-            if buffer.memory.context != self.context_id {
+            let RecvBuffer { memory, ref range, tag } = *buffer;
+            if memory.context != self.context_id {
                 return Err(RequestError::WrongMemory);
             }
-            let (sge, rkey) = buffer.memory.first_sge(buffer.range.clone())?;
-            let size = buffer.range.len() as u64;
-            if size > max_message {
+            let (addrs, size) = memory.resolve(range.clone())?;
+            if u64::from(size) > max_message {
                 return Err(bad_group);
             }
-            if index == 0 {
-                (request.addr, request.rkey) = (sge.addr, rkey);
-                (request.room, request.tag) = (size, buffer.tag);
-            }
-            if buffers.len() == 1 && self.agreed.rails == 1 {
-                continue;
-            }
-            let (mut addrs, mut rkeys) = ([0; MAX_RAILS], [0; MAX_RAILS]);
-            (addrs[0], rkeys[0]) = (sge.addr, rkey);
-            for rail in 1..self.agreed.rails {
-                let region = buffer.memory.regions.region(rail);
-                addrs[rail] = region.sge(buffer.range.clone())?.addr;
-                rkeys[rail] = region.remote().rkey;
-            }
             let (index_byte, count) = (index as u8, buffers.len() as u8);
-            self.buffers[slot].wanted[index] =
-                ClearToSend { addrs, rkeys, size, tag: buffer.tag, index: index_byte, count };
+            let (rkeys, size) = (memory.keys.rkeys, size.into());
+            request.buffers[index].wanted = ClearToSend { addrs, rkeys, size, tag, index: index_byte, count };
         }
         // Of a group only the record arrives with an immediate; its sizes are checked with the record.
-        let room = if buffers.len() == 1 { request.room } else { u64::MAX };
+        let room = if buffers.len() == 1 { request.buffers[0].wanted.size } else { u64::MAX };
         let Some(number) = self.protocol.post(room) else { return Ok(None) };
         request.message = number;
         request.count = buffers.len() as u8;
         (request.is_taken, request.is_done, request.has_record) = (false, false, false);
-        (request.mask, request.clear_rail, request.size) = (0, 0, 0);
-        (request.memory, request.uses_held) = (memory, false);
-        if buffers.len() > 1 {
-            let group = &mut self.buffers[slot];
-            group.sizes = [0; MAX_GROUP];
-            group.memory =
-                core::array::from_fn(|i| buffers.get(i).map(|buffer| buffer.memory.regions.clone()));
+        (request.mask, request.clear_rail) = (0, 0);
+        for (state, buffer) in request.buffers.iter_mut().zip(buffers) {
+            (state.size, state.memory) = (0, Some(buffer.memory.regions.clone()));
         }
         self.refill();
         self.send_clear(number);
@@ -314,12 +265,10 @@ impl RecvCore {
             return Ok(None);
         }
         request.is_taken = true;
-        let count = request.count.into();
-        if count > 1 {
-            return Ok(Some(Received { count, sizes: self.buffers[slot].sizes }));
+        let (count, mut sizes) = (request.count.into(), [0; MAX_GROUP]);
+        for (size, buffer) in sizes.iter_mut().zip(&request.buffers[..count]) {
+            *size = buffer.size;
         }
-        let mut sizes = [0; MAX_GROUP];
-        sizes[0] = request.size;
         Ok(Some(Received { count, sizes }))
     }
 
@@ -335,11 +284,7 @@ impl RecvCore {
         }
         let (is_due, mut has_consumed) = (self.clock.is_due(), false);
         for rail in 0..self.agreed.rails {
-            // A poll that finds nothing costs more than the look. Some of them are needed: they notice errors of the queue, and find
-            // what is not a receive, for which nobody waits.
-            if is_due || self.rails[rail].endpoint.as_mut().is_some_and(|e| e.cq.is_ready()) {
-                has_consumed |= self.poll_rail(rail);
-            }
+            has_consumed |= self.poll_rail(rail);
         }
         if !self.fences.is_empty() {
             self.handle_fences();
@@ -394,67 +339,36 @@ impl RecvCore {
         consumed > 0
     }
 
-    /// Handles a completion of the only rail. False if the rail failed.
-    #[cold]
-    #[allow(dead_code)]
-    fn handle_one(&mut self, completion: &Completion) -> bool {
-        let Some(mut endpoint) = self.rails[0].endpoint.take() else { return false };
-        let mut consumed = 0;
-        let (memory, staging) = (&endpoint.memory, endpoint.staging.as_ref());
-        let handled = self.handle_completion(0, completion, memory, staging, &mut consumed);
-        endpoint.posted -= consumed.min(endpoint.posted);
-        self.rails[0].endpoint = Some(endpoint);
-        match handled {
-            Ok(true) => return true,
-            Ok(false) => self.report_rail(0),
-            Err(violation) => self.end(Cause::Violation(violation)),
-        }
-        false
-    }
-
     /// `Ok(false)` if the completion says that the rail failed.
     #[inline]
     fn handle_completion(
         &mut self,
         rail: usize,
         completion: &Completion,
-        records: &crate::device::Mr,
-        staging: Option<&crate::device::Mr>,
+        records: &Mr,
+        staging: Option<&Mr>,
         consumed: &mut u32,
     ) -> Result<bool, Violation> {
         let cells = &self.counters.rails[rail];
+        cells.completions.add(1);
         if !completion.status.is_success() {
-            cells.completions.add(1);
             return Ok(false);
         }
         if matches!(completion.wr_id, CLEAR_TO_SEND | PROBE) && completion.opcode == Opcode::Write {
-            cells.completions.add(1);
             self.rails[rail].confirm_clears();
             return Ok(true);
         }
         *consumed += 1;
-        let Some(imm) = completion.imm.map(Immediate::from_bits) else {
-            cells.completions.add(1);
-            cells.receives.add(1);
-            return Err(Violation::UnknownSlot { rail, slot: 0 });
-        };
+        cells.receives.add(1);
+        let imm = completion.imm.map(Immediate::from_bits);
+        let imm = imm.ok_or(Violation::UnknownSlot { rail, slot: 0 })?;
+        let arrival = self.protocol.arrive(rail, imm, completion.byte_len)?;
         let slot = usize::from(imm.slot);
-        let count = self.requests.get(slot).map_or(1, |request| request.count);
+        let request = &mut self.requests[slot];
+        let count = usize::from(request.count);
         if count == 1 {
             cells.bytes.add(completion.byte_len.into());
         }
-        let arrival = self.protocol.arrive(rail, imm, completion.byte_len);
-        // All there is of a message with one buffer over the only rail.
-        let is_direct = count == 1
-            && self.agreed.rails == 1
-            && imm.attempt == 0
-            && matches!(arrival, Ok(Arrival::Complete { .. }));
-        if !is_direct {
-            cells.completions.add(1);
-            cells.receives.add(1);
-        }
-        let arrival = arrival?;
-        let request = &mut self.requests[slot];
         if imm.attempt == 0 {
             request.mask = imm.mask;
             // The sender had the clear-to-send, and all earlier ones of the same queue pair.
@@ -464,44 +378,35 @@ impl RecvCore {
             }
         }
         if count > 1 && leader(imm.mask) == Some(rail) {
-            read_record(request, &mut self.buffers[slot], slot, records)?;
+            read_record(request, slot, records)?;
         }
         let Arrival::Complete { message: _, bytes, staged } = arrival else { return Ok(true) };
+        let buffer = &mut request.buffers[0];
         if count == 1 {
-            request.size = bytes as usize;
+            buffer.size = bytes as usize;
         } else if !request.has_record {
             return Err(Violation::BadRecord { slot: imm.slot });
-        } else {
-            self.buffers[slot].memory = Default::default();
         }
-        let held = if request.uses_held {
-            request.uses_held = false;
-            self.held_by -= 1;
-            self.held.clone().filter(|_| staged)
-        } else {
-            request.memory.take()
-        };
         if staged {
             // One part, on this rail: the staging memory is here. Its length was checked against the buffer's.
             let from = slot * self.agreed.staging as usize;
             let too_long =
                 Violation::TooLong { slot: imm.slot, got: bytes, room: self.agreed.staging.into() };
-            let (Some(staging), Some(memory)) = (staging, held) else { return Err(too_long) };
-            let offset = request.addr.wrapping_sub(memory.region(0).remote().addr) as usize;
+            let (Some(staging), Some(memory), 1) = (staging, &buffer.memory, count) else {
+                return Err(too_long);
+            };
+            let region = memory.region(0);
+            let offset = buffer.wanted.addrs[0].wrapping_sub(region.remote().addr) as usize;
             if bytes > u64::from(self.agreed.staging)
-                || memory.region(0).copy_from(offset, staging, from, bytes as usize).is_err()
+                || region.copy_from(offset, staging, from, bytes as usize).is_err()
             {
                 return Err(too_long);
             }
             self.counters.staged.add(1);
         }
+        request.buffers[..count].iter_mut().for_each(|buffer| buffer.memory = None);
         request.is_done = true;
-        if is_direct {
-            cells.direct.add(1);
-        } else {
-            self.counters.messages.add(1);
-            self.counters.masks[usize::from(request.mask)].add(1);
-        }
+        self.counters.masks[usize::from(request.mask)].add(1);
         Ok(true)
     }
 
@@ -511,20 +416,15 @@ impl RecvCore {
 }
 
 /// Reads the sizes of a group that the leader rail has written.
-fn read_record(
-    request: &mut Request,
-    buffers: &mut Buffers,
-    slot: usize,
-    records: &crate::device::Mr,
-) -> Result<(), Violation> {
+fn read_record(request: &mut Request, slot: usize, records: &Mr) -> Result<(), Violation> {
     let bad = Violation::BadRecord { slot: slot as u8 };
     let bytes = records.load::<RECORD_LEN>(slot * RECORD_LEN).map_err(|_| bad)?;
     let record = Record::decode(&bytes, request.message).ok_or(bad)?;
-    for (index, wanted) in buffers.wanted[..usize::from(request.count)].iter().enumerate() {
-        if record.sizes[index] > wanted.size {
+    for (buffer, size) in request.buffers[..request.count.into()].iter_mut().zip(record.sizes) {
+        if size > buffer.wanted.size {
             return Err(bad);
         }
-        buffers.sizes[index] = record.sizes[index] as usize;
+        buffer.size = size as usize;
     }
     request.has_record = true;
     Ok(())

@@ -174,11 +174,9 @@ impl RecvCore {
 
     fn drain(&mut self, rail: usize) {
         loop {
-            let cells = &self.counters.rails[rail];
-            let before = (cells.completions.get(), cells.direct.get());
+            let before = self.counters.rails[rail].completions.get();
             self.poll_rail(rail);
-            let cells = &self.counters.rails[rail];
-            if (cells.completions.get(), cells.direct.get()) == before || self.ended.is_some() {
+            if self.counters.rails[rail].completions.get() == before || self.ended.is_some() {
                 return;
             }
         }
@@ -241,12 +239,8 @@ impl RecvCore {
             }
         }
         for request in &mut self.requests {
-            (request.memory, request.uses_held) = (None, false);
+            request.buffers.iter_mut().for_each(|buffer| buffer.memory = None);
         }
-        for group in &mut self.buffers {
-            group.memory = Default::default();
-        }
-        (self.held, self.held_by) = (None, 0);
         self.up = 0;
         self.ended = Some(cause);
     }

@@ -3,18 +3,19 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | sends, their results, completions |
-//! | `single.rs` | the short way of a message with one buffer over the only rail |
+//! | `transfer.rs` | where the bytes of a message are, and where they go |
 //! | `posting.rs` | how a message is split, and how its parts are posted |
 //! | `repair.rs` | rails that fail and return, and the end of the connection |
 
 mod posting;
 mod repair;
-mod single;
+mod transfer;
 
 use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
-use crosstie_protocol::rails::{CTS_LEN, Chunk, MAX_GROUP, MAX_RAILS, Mask, Sender};
+use crosstie_protocol::rails::{CTS_LEN, MAX_GROUP, MAX_RAILS, Mask, Sender};
 
 use super::config::{SLOW_POLLS, Split};
 use super::connect::Parts;
@@ -22,26 +23,16 @@ use super::context::Context;
 use super::counters::ConnectionCounters;
 use super::endpoint::{Agreement, Endpoint, PROBE, Role};
 use super::error::{Cause, RequestError};
-use super::head::{Head, Source};
 use super::load::RailLoad;
 use super::mailbox::Mailbox;
 use super::memory::Memory;
-use crate::device::{Completion, RemoteAddr, clock};
+use crate::device::{Completion, clock};
 use crate::wait::PollClock;
-use core::sync::atomic::Ordering::Relaxed;
+use transfer::{Source, Transfer};
 
 /// A send that was accepted. [`SendConnection::test`](super::SendConnection::test) says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest(u64);
-
-/// A send that has begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Started {
-    /// It is done: so many bytes have arrived. There is nothing to test.
-    Done(usize),
-    /// It is under way, or done; test it.
-    Request(SendRequest),
-}
 
 /// The sends of one message: one cache line.
 #[derive(Debug, Default)]
@@ -58,29 +49,6 @@ struct Message {
 
 const _: () = assert!(size_of::<Message>() == 64);
 
-/// Where the bytes of a message are and where they go, while parts of it are under way.
-#[derive(Debug, Default)]
-struct Transfer {
-    sources: [Source; MAX_GROUP],
-    targets: [Target; MAX_GROUP],
-    /// When its first attempt was posted, per rail.
-    posted_at: [u64; MAX_RAILS],
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Target {
-    addrs: [u64; MAX_RAILS],
-    rkeys: [u32; MAX_RAILS],
-}
-
-impl Target {
-    /// Where a chunk of the buffer goes on a rail.
-    #[inline]
-    fn at(&self, rail: usize, chunk: Chunk) -> RemoteAddr {
-        RemoteAddr { addr: self.addrs[rail].wrapping_add(chunk.offset.into()), rkey: self.rkeys[rail] }
-    }
-}
-
 /// What is known about a rail.
 #[derive(Debug)]
 #[repr(C)]
@@ -96,15 +64,21 @@ struct Rail {
 }
 
 impl Rail {
-    /// Counts a part that is posted now. `None` if the rail is down.
+    /// A part is under way.
     #[inline]
-    fn begin_post(&mut self, bytes: u64, now: u64) -> Option<&mut Endpoint> {
+    fn add_part(&mut self, bytes: u64, now: u64) {
         if self.outstanding == 0 {
             self.progress_at = now;
         }
         self.load.add(bytes);
         self.outstanding += 1;
-        self.endpoint.as_deref_mut()
+    }
+
+    /// A part is not under way any more.
+    #[inline]
+    fn remove_part(&mut self, bytes: u64) {
+        self.load.remove(bytes);
+        self.outstanding = self.outstanding.saturating_sub(1);
     }
 }
 
@@ -116,10 +90,10 @@ impl Rail {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SendCore {
+    // What a message over one rail needs comes first, in few cache lines.
     messages: Box<[Message]>,
+    transfers: Box<[Transfer]>,
     clock: PollClock,
-    // What a message over one rail needs is together, in few cache lines: the end of `head`, the beginning of `rails`, and what is between.
-    head: Head,
     up: Mask,
     mailbox: Arc<Mailbox>,
     pub(super) counters: Arc<ConnectionCounters>,
@@ -128,7 +102,6 @@ pub(super) struct SendCore {
     protocol: Sender,
     agreed: Agreement,
     rails: [Rail; MAX_RAILS],
-    transfers: Box<[Transfer]>,
     split: Split,
     ended: Option<Cause>,
     all_down_since: Option<u64>,
@@ -164,7 +137,6 @@ impl SendCore {
             messages: (0..agreed.slots).map(|_| Message::default()).collect(),
             transfers: (0..agreed.slots).map(|_| Transfer::default()).collect(),
             context_id: context.id,
-            head: Head::default(),
             split: context.config.split,
             ended: None,
             clock: PollClock::with_slow(SLOW_POLLS),
@@ -198,87 +170,32 @@ impl SendCore {
         range: Range<usize>,
         tag: u32,
     ) -> Result<Option<SendRequest>, RequestError> {
-        let slot = self.protocol.next_message() as usize & (self.agreed.slots - 1);
-        if self.messages[slot].untaken > 0 && self.ended.is_none() {
-            self.progress();
-            return Ok(None);
-        }
-        Ok(self.start_send(memory, range, tag)?.map(|started| match started {
-            Started::Done(len) => self.record_done(len),
-            Started::Request(request) => request,
-        }))
-    }
-
-    /// As [`isend`](SendCore::isend). A send that the device has executed at once is done, and has no request.
-    #[inline]
-    pub(super) fn start_send(
-        &mut self,
-        memory: &Memory,
-        range: Range<usize>,
-        tag: u32,
-    ) -> Result<Option<Started>, RequestError> {
-        self.start_any(memory, range, tag)
-    }
-
-    /// As [`start_send`](SendCore::start_send), for any send, in any state.
-    #[inline(never)]
-    fn start_any(
-        &mut self,
-        memory: &Memory,
-        range: Range<usize>,
-        tag: u32,
-    ) -> Result<Option<Started>, RequestError> {
+        // A connection that has ended has no rails.
         if self.mailbox.has_mail() || self.up == 0 {
             self.read_mail();
             if let Some(cause) = &self.ended {
                 return Err(cause.clone().into());
             }
         }
-        if self.head.is_empty() {
-            if self.agreed.rails == 1
-                && let Some(wanted) = self.read_single(tag)
-            {
-                return self.send_single(memory, range, &wanted);
-            }
-            if !self.look_for_head()? {
-                return Ok(None);
-            }
-        }
-        Ok(self.isend_ready(memory, range, tag)?.map(Started::Request))
-    }
-
-    /// As [`isend`](SendCore::isend), when the receiver's clear-to-send has arrived.
-    fn isend_ready(
-        &mut self,
-        memory: &Memory,
-        range: Range<usize>,
-        tag: u32,
-    ) -> Result<Option<SendRequest>, RequestError> {
         let number = self.protocol.next_message();
         let slot = number as usize & (self.agreed.slots - 1);
         if self.messages[slot].untaken > 0 || self.up == 0 {
             self.progress();
             return Ok(None);
         }
+        if self.transfers[slot].is_empty() && !self.read_clears(number, slot)? {
+            return Ok(None);
+        }
         if memory.context != self.context_id {
             return Err(RequestError::WrongMemory);
         }
-        let Some((index, room)) = self.head.find_free(tag) else { return Ok(None) };
-        // Checks the range on every rail.
-        let mut source = Source::default();
-        for rail in 0..self.agreed.rails {
-            let sge = memory.regions.region(rail).sge(range.clone())?;
-            source.addrs[rail] = sge.addr;
-            source.len = sge.len;
-            source.lkeys[rail] = sge.lkey;
-            source.domains[rail] = sge.pd;
-        }
+        let Some((index, room)) = self.transfers[slot].find_free(tag) else { return Ok(None) };
+        let source = Source::new(memory, range)?;
         if u64::from(source.len) > room {
             return Err(RequestError::TooLong { len: source.len as usize, room: room as usize });
         }
-        self.head.match_source(index, source);
-        if self.head.is_matched() {
-            self.send_head(number, slot);
+        if self.transfers[slot].match_source(index, source, memory) {
+            self.send_message(number, slot);
         }
         Ok(Some(SendRequest(number << 3 | index as u64)))
     }
@@ -307,7 +224,7 @@ impl SendCore {
         let message = &mut self.messages[slot];
         if number >= next {
             // A send of the group that is not complete yet.
-            let known = number == next && self.head.has_source(index);
+            let known = number == next && self.transfers[slot].has_source(index);
             return if known { Ok(None) } else { Err(RequestError::NoSuchRequest) };
         }
         if message.number != number || message.untaken & (1 << index) == 0 {
@@ -338,27 +255,18 @@ impl SendCore {
         if self.protocol.has_lost() && self.up != 0 {
             self.replay_lost();
         }
-        if self.clock.is_due() {
-            self.clock.read();
-            self.check_time();
-        }
+        self.check_time_if_due();
     }
 
-    /// Looks whether the receiver's clear-to-send for the next message has arrived.
+    /// Looks whether the receiver's clear-to-sends for the next message have arrived.
     #[inline]
-    fn look_for_head(&mut self) -> Result<bool, RequestError> {
-        let number = self.protocol.next_message();
-        let slot = number as usize & (self.agreed.slots - 1);
+    fn read_clears(&mut self, number: u64, slot: usize) -> Result<bool, RequestError> {
         let at = slot * self.agreed.max_group * CTS_LEN;
         for nth in 0..self.agreed.rails {
-            // It most likely comes over the rail of its slot.
-            let rail = if self.agreed.rails == 1 { 0 } else { (slot + nth) % self.agreed.rails };
+            // They most likely come over the rail of their slot.
+            let rail = (slot + nth) % self.agreed.rails;
             let Some(endpoint) = &self.rails[rail].endpoint else { continue };
-            let Ok(sequence) = endpoint.memory.load::<8>(at + 48) else { continue };
-            if u64::from_le_bytes(sequence) != number + 1 {
-                continue;
-            }
-            match self.head.read(&endpoint.memory, at, number, self.agreed.max_group) {
+            match self.transfers[slot].read(&endpoint.memory, at, number, self.agreed.max_group) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
                 Err(violation) => {
@@ -410,26 +318,25 @@ impl SendCore {
         }
         let (number, attempt) = (completion.wr_id >> 8, (completion.wr_id >> 4 & 15) as u8);
         let bytes = self.protocol.part(number, attempt, rail).map_or(0, |part| part.bytes());
-        self.finish_part(number, attempt, rail, bytes, now);
+        self.rails[rail].remove_part(bytes);
+        self.finish_part(number, attempt, rail, bytes, Some(now));
         true
     }
 
-    /// A part of so many bytes has arrived.
+    /// A part of so many bytes has arrived; `now` if that is measured.
     #[inline]
-    fn finish_part(&mut self, number: u64, attempt: u8, rail: usize, bytes: u64, now: u64) {
+    fn finish_part(&mut self, number: u64, attempt: u8, rail: usize, bytes: u64, now: Option<u64>) {
         let (state, cells) = (&mut self.rails[rail], &self.counters.rails[rail]);
         cells.completions.add(1);
-        state.probed_at = None;
-        let slot = number as usize & (self.agreed.slots - 1);
-        let since = self.transfers[slot].posted_at[rail];
-        if attempt == 0 {
-            cells.latencies.record(now.saturating_sub(since));
-            state.load.record(bytes, since, now);
-            cells.rate.store(state.load.rate().unwrap_or(0), Relaxed);
+        if let Some(now) = now {
+            (state.probed_at, state.progress_at) = (None, now);
+            let posted_at = self.transfers[number as usize & (self.agreed.slots - 1)].posted_at;
+            if let Some(since) = posted_at.filter(|_| attempt == 0) {
+                cells.latencies.record(now.saturating_sub(since));
+                state.load.record(bytes, since, now);
+                cells.rate.store(state.load.rate().unwrap_or(0), Relaxed);
+            }
         }
-        state.progress_at = now;
-        state.load.remove(bytes);
-        state.outstanding = state.outstanding.saturating_sub(1);
         if self.protocol.part_done(number, attempt, rail) {
             self.finish_message(number);
         }
@@ -438,7 +345,6 @@ impl SendCore {
     fn finish_message(&mut self, number: u64) {
         let message = &mut self.messages[number as usize & (self.agreed.slots - 1)];
         message.is_done = true;
-        self.counters.messages.add(1);
         self.counters.masks[usize::from(message.mask)].add(1);
     }
 

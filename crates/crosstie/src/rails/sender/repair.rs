@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
-use crosstie_protocol::rails::{FenceEntry, MAX_GROUP, MAX_RAILS, PartState, SendError, leader, rails_of};
+use crosstie_protocol::rails::{FenceEntry, MAX_GROUP, PartState, SendError, rails_of};
 
 use super::super::error::Cause;
 use super::super::frames::Frame;
@@ -126,18 +126,11 @@ impl SendCore {
         while self.up != 0
             && let Some((number, count, chunks)) = self.protocol.next_lost()
         {
-            let loads = self.loads();
-            let mut lens = [[0; MAX_RAILS]; MAX_GROUP];
+            let sizes = chunks.map(|chunk| chunk.len);
             let count = usize::from(count);
-            for (lens, chunk) in lens.iter_mut().zip(&chunks).take(count) {
-                *lens = self.split_message(chunk.len, &loads, self.context.config.min_part);
-            }
-            let rail = leader(self.up).unwrap_or(0);
-            match self.protocol.replay(number, &lens[..count], rail) {
-                Ok((attempt, mask)) => {
-                    let now = self.now();
-                    self.post_attempt(number, attempt, mask, false, now);
-                }
+            let (lens, empty_rail) = self.split_buffers(&sizes[..count], self.context.config.min_part);
+            match self.protocol.replay(number, &lens[..count], empty_rail) {
+                Ok((attempt, mask)) => self.post_attempt(number, attempt, mask, false),
                 Err(SendError::TooManyAttempts(_) | SendError::SlotInUse(_)) => {
                     return self.end(Cause::TooManyReplays);
                 }
@@ -203,6 +196,9 @@ impl SendCore {
             if let Some(mut endpoint) = rail.endpoint.take() {
                 endpoint.fail();
             }
+        }
+        for transfer in &mut self.transfers {
+            transfer.release(MAX_GROUP);
         }
         self.up = 0;
         self.ended = Some(cause);
