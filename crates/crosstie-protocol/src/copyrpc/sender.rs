@@ -31,7 +31,7 @@ use super::wire::{
 };
 
 const METADATA: u64 = FLOW_METADATA_SIZE as u64;
-/// The most writes that can be sealed and not posted: a batch behind a direct payload, a batch that the end of the ring sealed, and the wrap
+/// The most writes that can be sealed and not posted: a batch that a direct payload sealed, one that the end of the ring sealed, and the wrap
 /// marker behind it.
 const MAX_SEALED: usize = 3;
 
@@ -189,17 +189,23 @@ impl Sender {
     #[inline(always)]
     pub(super) fn place(&mut self, header: &Header, size: u64, consumer: impl FnOnce() -> u64) -> u64 {
         if !self.fits_open_batch(size) {
-            if !self.fits_new_batch(size) {
-                self.wrap(consumer());
-            }
-            let ring_end = (self.producer | self.offset_mask) + 1;
-            self.open = OpenBatch { start: self.producer, messages: 0, first: *header, ring_end };
-            self.producer += METADATA;
+            self.begin_batch(header, size, consumer);
         }
         let position = self.producer;
         self.open.messages += 1;
         self.producer += size;
         position & self.offset_mask
+    }
+
+    /// Opens a batch, behind the one that is open, or at the start of the ring.
+    #[inline(never)]
+    fn begin_batch(&mut self, header: &Header, size: u64, consumer: impl FnOnce() -> u64) {
+        if !self.fits_new_batch(size) {
+            self.wrap(consumer());
+        }
+        let ring_end = (self.producer | self.offset_mask) + 1;
+        self.open = OpenBatch { start: self.producer, messages: 0, first: *header, ring_end };
+        self.producer += METADATA;
     }
 
     /// Whether a message of `size` bytes can follow in the open batch. A batch that ends exactly at the end of the ring is complete.
@@ -221,7 +227,6 @@ impl Sender {
     }
 
     /// Seals the open batch, and skips the rest of the ring.
-    #[cold]
     fn wrap(&mut self, consumer: u64) {
         self.seal_without_tail(0, consumer);
         let (start, skip) = (self.producer, self.bytes_to_end());

@@ -167,7 +167,8 @@ impl<U> ConnectedState<U> {
 
     /// Posts the message that was placed last, whose payload is not in the staging ring. False if it is not a compact batch, or cannot be
     /// posted now; a later flush finds out why.
-    #[inline(always)]
+    // Never inline: what joins a batch should not pay for it, and it has the registers for itself.
+    #[inline(never)]
     fn post_alone(&mut self, queue: &mut SendQueue, payload: &[u8]) -> bool {
         if self.is_delayed(0) {
             return false;
