@@ -40,8 +40,9 @@ const POLLS_PER_HEAD_CHECK: u32 = 1024;
 /// Polls, empty or not, between two looks at everything that has no place in lanes and ring: lanes that are never empty do not keep
 /// notices, queue pairs that were added, and entries behind a stopped producer waiting.
 const POLLS_PER_FULL_CHECK: u32 = 256;
-/// Completions that are taken from hot lanes before the other sources have their turn.
-const LANE_TURNS: u8 = 16;
+/// Completions that one source gives in a row while others have some: a program that sends for every message that it receives must see
+/// its sends complete as fast as its receives, or its send queue fills.
+const TURNS: u8 = 16;
 /// Pause instructions after the poll that reached the end of a stream of entries.
 const CATCH_UP_PAUSES: u32 = 4;
 /// The longest wait without such a look.
@@ -148,8 +149,8 @@ impl Device {
             qps: Vec::new(),
             hot: Vec::with_capacity(MAX_HOT),
             listed: VecDeque::new(),
-            next_source: 0,
-            lane_turns: 0,
+            source: Source::Hot,
+            turns: TURNS,
             next_hot: 0,
             notices: Vec::new(),
             seen_notices: 0,
@@ -176,10 +177,10 @@ pub struct Cq {
     pub(super) hot: Vec<HotLane>,
     /// Other lanes that have to be looked at, see [`LaneReader::is_listed`](super::lane::LaneReader::is_listed).
     pub(super) listed: VecDeque<usize>,
-    /// Which source has the next first turn: 0 is the ring, 1 the listed lanes, 2 the hot ones.
-    next_source: u8,
-    /// Completions of hot lanes since the other sources were looked at.
-    lane_turns: u8,
+    /// The source that is looked at first.
+    source: Source,
+    /// Completions that `source` gives before the next one is looked at first.
+    turns: u8,
     /// The hot lane that is looked at first.
     next_hot: usize,
     /// Notices that are not due yet, with their positions: entries before them have not been read.
@@ -203,18 +204,36 @@ pub(super) enum PendingFlush {
     Shared { queue: Arc<SharedRecvQueue>, taken: TakenSlot, qp_num: u32, status: Status },
 }
 
+/// Where completions come from, in the order of their turns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    Ring,
+    Listed,
+    Hot,
+}
+
+impl Source {
+    fn following(self) -> Self {
+        match self {
+            Self::Ring => Self::Listed,
+            Self::Listed => Self::Hot,
+            Self::Hot => Self::Ring,
+        }
+    }
+}
+
 impl Cq {
-    /// Takes the next completion: that of a hot lane, if one is there.
+    /// Takes the next completion: that of a hot lane, if it is their turn and one is there.
     #[inline(always)]
     pub(crate) fn next(&mut self, to: &mut Completion) -> Result<bool, CqError> {
         self.polls = self.polls.wrapping_add(1);
-        if self.lane_turns < LANE_TURNS && !self.polls.is_multiple_of(POLLS_PER_FULL_CHECK) {
+        if self.source == Source::Hot && self.turns > 0 && !self.polls.is_multiple_of(POLLS_PER_FULL_CHECK) {
             for _ in 0..self.hot.len() {
                 let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
                 self.next_hot = at + 1;
                 let hot = &mut self.hot[at];
                 if hot.lane.has_news(&hot.qp) {
-                    self.lane_turns += 1;
+                    self.turns -= 1;
                     if self.read_hot(at, to) {
                         return Ok(true);
                     }
@@ -255,37 +274,45 @@ impl Cq {
             && !polls.is_multiple_of(POLLS_PER_HOLE_CHECK);
         if is_quiet {
             self.empty_polls = polls;
-            self.lane_turns = 0;
+            self.turns = TURNS;
         }
         is_quiet
     }
 
-    /// Takes the next completion of any source: the ring, the listed lanes and the hot ones have the first turn by turns.
+    /// Takes the next completion of any source: of the one whose turn it is, or else of those that follow.
     #[inline(never)]
     fn next_of_all(&mut self, to: &mut Completion) -> Result<bool, CqError> {
-        self.lane_turns = 0;
         if self.polls.is_multiple_of(POLLS_PER_FULL_CHECK) {
             self.check_beside_traffic();
         }
+        if self.turns == 0 {
+            self.pass_turn();
+        }
         for _ in 0..3 {
-            let source = self.next_source;
-            self.next_source = if source == 2 { 0 } else { source + 1 };
-            let found = match source {
-                0 => self.next_of_ring(to),
-                1 => self.has_listed_lanes() && self.next_of_listed(to),
-                _ => (0..self.hot.len()).any(|_| {
+            let found = match self.source {
+                Source::Ring => self.next_of_ring(to),
+                Source::Listed => self.has_listed_lanes() && self.next_of_listed(to),
+                Source::Hot => (0..self.hot.len()).any(|_| {
                     let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
                     self.next_hot = at + 1;
                     self.read_hot(at, to)
                 }),
             };
             if found {
+                self.turns -= 1;
                 return Ok(true);
             }
+            self.pass_turn();
         }
+        self.source = Source::Hot;
         self.check_after_empty_poll()?;
         self.pause_behind_stream();
         Ok(false)
+    }
+
+    fn pass_turn(&mut self) {
+        self.source = self.source.following();
+        self.turns = TURNS;
     }
 
     /// Called after a look that has found nothing. If the poller has just caught up with a stream, another look at once would take the

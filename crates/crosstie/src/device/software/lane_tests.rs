@@ -355,6 +355,36 @@ fn lane_that_is_never_empty_holds_up_neither_the_ring_nor_a_flush() {
     assert_eq!(seen, [(77, Status::Success), (88, Status::Flushed)]);
 }
 
+/// Sends complete as fast as receives do, although the lane of the receives is never empty: a program that answers every message must not
+/// find its send queue full because its completion queue prefers messages.
+#[test]
+fn sends_complete_at_the_pace_of_receives() {
+    const SENDS: u32 = 48;
+    let mut fan = Fan::new(1, false);
+    let config = QpConfig { max_send_wr: SENDS, max_recv_wr: RECEIVES, ..QpConfig::default() };
+    let mut near = fan.far_pd.create_rc(&config, &fan.cq, &fan.cq, None).unwrap();
+    let to_itself = near.address();
+    near.connect(&to_itself, &ConnectConfig::default()).unwrap();
+    for wr_id in 0..u64::from(SENDS) {
+        let op = SendOp::Write(fan.target.remote().at(64));
+        near.post(&SendWr::new(wr_id, op, Data::Inline(b"answer")).signaled()).unwrap();
+    }
+    let (mut sends, mut receives) = (0, 0);
+    while sends < SENDS {
+        while fan.post_recv(0, 5).is_ok() {
+            fan.send(0, 5);
+        }
+        let completion = fan.look().expect("a completion is there");
+        if completion.qp_num == near.qp_num() {
+            assert_eq!(completion.wr_id, u64::from(sends));
+            sends += 1;
+        } else {
+            receives += 1;
+        }
+        assert!(receives <= 2 * SENDS, "{receives} receives completed beside {sends} sends");
+    }
+}
+
 /// Peers can write the header of a shared receive queue. What its owner needs for a new queue pair is not in it.
 #[test]
 fn forged_depth_of_a_shared_receive_queue_does_not_reach_a_new_queue_pair() {

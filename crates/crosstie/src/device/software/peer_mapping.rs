@@ -8,7 +8,7 @@
 //! - The kernel lets this process open it: that takes `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN` in the first user namespace, as root has
 //!   outside of containers.
 //!
-//! Otherwise, and with `CROSSTIE_MAP_MEMORY=0`, everything stays as it is, see [`Link::try_write_in_place`] and [`Link::copy_in_place`].
+//! Otherwise, and with `CROSSTIE_MAP_MEMORY=0`, everything stays as it is, see [`Link::copy_in_place`].
 //!
 //! **No peer can make our stores fault.** A store into a mapping raises SIGBUS if the file behind it was truncated. A process with a descriptor of
 //! the file can truncate it. So files that a peer created, for example with `memfd_create`, are not mapped. No process has a descriptor of the
