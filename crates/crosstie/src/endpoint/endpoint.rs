@@ -10,9 +10,9 @@ use super::cause::{Cause, ConnectError, NotStarted, Refused};
 use super::config::{EndpointConfig, Progress};
 use super::counters::EndpointCounters;
 use super::engine::Started;
-use super::future::{OperationFuture, complete};
+use super::future::{Completed, OperationFuture};
 use super::lend::Lend;
-use super::operation::Operation;
+use super::operation::{Operation, What};
 use super::path::Path;
 use super::shared::Shared;
 use crate::device::{Access, Device, DeviceError, DeviceSpec, Pd};
@@ -174,30 +174,30 @@ impl Submit<'_> {
         self.endpoint.device.attr().max_message.min(u32::MAX.into())
     }
 
-    /// Starts an operation. `fill` checks the arguments and makes the operation, or says why not.
+    /// Starts an operation. `check` checks the arguments, and says what is to be done, or why not.
     #[inline]
     pub(super) fn start<B: Lend>(
         &self,
         buffer: B,
-        fill: impl FnOnce(&B) -> Result<Operation, NotStarted>,
+        check: impl FnOnce(&B) -> Result<What, NotStarted>,
     ) -> Result<OperationFuture<B>, Refused<B>> {
         let shared = self.shared();
-        let mut operation = match shared.check().and_then(|()| fill(&buffer)) {
-            Ok(operation) => operation,
+        let mut operation = match shared.check().and_then(|()| check(&buffer)) {
+            Ok(what) => Operation::new(what, buffer.store()),
             Err(cause) => return Err(Refused { cause, buffer }),
         };
-        operation.stored = buffer.store();
-        match shared.start(operation, self.timeout) {
-            Ok(Started::InFlight(side)) => Ok(OperationFuture::in_flight(shared, side)),
-            Ok(Started::Completed(operation)) => match complete(operation) {
-                Some(completed) => Ok(OperationFuture::completed(completed)),
-                None => unreachable!("what was stored is restored"),
-            },
-            Err(operation) => {
+        let started = shared.start(&mut operation, self.timeout);
+        if let Started::InFlight(side) = started {
+            return Ok(OperationFuture::in_flight(shared, side));
+        }
+        let Some(buffer) = B::restore(operation.stored) else { unreachable!("what was stored is restored") };
+        match started {
+            Started::Completed => {
+                let Operation { bytes, imm, .. } = operation;
+                Ok(OperationFuture::completed(Completed { buffer, bytes, imm }))
+            }
+            _ => {
                 let cause = NotStarted::TooManyOperations(shared.table.len() as u32);
-                let Some(buffer) = B::restore(operation.stored) else {
-                    unreachable!("what was stored is restored")
-                };
                 Err(Refused { cause, buffer })
             }
         }

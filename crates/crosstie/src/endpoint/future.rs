@@ -281,7 +281,7 @@ impl Handle {
 
 /// The result of an operation that has completed. There is one: the operation has what `B` was stored as.
 #[inline]
-pub(super) fn complete<B: Lend>(operation: Operation) -> Option<Completed<B>> {
+fn complete<B: Lend>(operation: Operation) -> Option<Completed<B>> {
     let Operation { stored, bytes, imm, .. } = operation;
     Some(Completed { buffer: <B as sealed::Lend>::restore(stored)?, bytes, imm })
 }

@@ -4,9 +4,10 @@ use super::batch::Batch;
 use super::buffer::{AnyBuffer, Buffer, PoolBuffer};
 
 /// What an operation keeps until the device is done with it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub enum Stored {
     /// Nothing.
+    #[default]
     None,
     /// A buffer.
     One(AnyBuffer),

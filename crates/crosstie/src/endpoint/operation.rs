@@ -24,6 +24,15 @@ pub(super) enum Kind {
     ImmRecv,
 }
 
+/// What an operation is to do: checked arguments.
+#[derive(Debug)]
+pub(super) struct What {
+    pub(super) kind: Kind,
+    /// The bytes of the buffer's region.
+    pub(super) range: Range<usize>,
+    pub(super) remote: RemoteAddr,
+}
+
 /// An operation: what its future and the engine pass to each other.
 #[derive(Debug)]
 pub(super) struct Operation {
@@ -42,10 +51,15 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    /// `range`: of the buffer's region. What is lent is added when nothing can refuse the operation any more.
-    #[inline(always)]
-    pub(super) fn new(kind: Kind, range: Range<usize>, remote: RemoteAddr) -> Operation {
-        Operation { kind, stored: Stored::None, range, remote, timeout: None, bytes: 0, imm: None }
+    #[inline]
+    pub(super) fn new(what: What, stored: Stored) -> Operation {
+        let What { kind, range, remote } = what;
+        Operation { kind, stored, range, remote, timeout: None, bytes: 0, imm: None }
+    }
+
+    /// Takes the operation, with what was lent.
+    pub(super) fn take(&mut self) -> Operation {
+        Operation { stored: core::mem::take(&mut self.stored), range: self.range.clone(), ..*self }
     }
 
     /// The first bytes of the buffer of a `recv`.
@@ -74,6 +88,7 @@ impl Operation {
     }
 
     /// Fills in the result. `left`: where the posting of a batch has stopped before its end.
+    #[inline]
     pub(super) fn finish(&mut self, left: Option<BlocksLeft>) {
         match &mut self.stored {
             Stored::Batch(batch) => {

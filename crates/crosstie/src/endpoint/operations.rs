@@ -8,7 +8,7 @@ use super::cause::{NotStarted, Refused};
 use super::endpoint::{Endpoint, Submit};
 use super::future::OperationFuture;
 use super::lend::OneBuffer;
-use super::operation::{Kind, Operation};
+use super::operation::{Kind, What};
 use crate::device::{RemoteAddr, RemoteMemory};
 
 /// Of operations without memory of the peer.
@@ -224,7 +224,7 @@ impl Submit<'_> {
 
     /// See [`Endpoint::imm_recv`].
     pub fn imm_recv(&self) -> Result<OperationFuture<()>, Refused<()>> {
-        self.start((), |()| Ok(Operation::new(Kind::ImmRecv, 0..0, NOWHERE)))
+        self.start((), |()| Ok(What { kind: Kind::ImmRecv, range: 0..0, remote: NOWHERE }))
     }
 
     /// See [`Endpoint::send`].
@@ -237,7 +237,7 @@ impl Submit<'_> {
         self.start(buffer, |buffer| {
             let range = self.check_range(buffer.as_ref(), range)?;
             // Where it goes is known when the peer has announced a buffer.
-            Ok(Operation::new(Kind::Send, range, NOWHERE))
+            Ok(What { kind: Kind::Send, range, remote: NOWHERE })
         })
     }
 
@@ -252,7 +252,7 @@ impl Submit<'_> {
             let buffer = buffer.as_ref();
             let range = self.check_range(buffer, range)?;
             let remote = buffer.region().remote().at(range.start as u64);
-            Ok(Operation::new(Kind::Recv(0), range, remote))
+            Ok(What { kind: Kind::Recv(0), range, remote })
         })
     }
 
@@ -278,7 +278,7 @@ impl Submit<'_> {
         self.start(buffer, |buffer| {
             let range = self.check_range(buffer.as_ref(), range)?;
             match offset.checked_add(range.len() as u64) {
-                Some(end) if end <= remote.len => Ok(Operation::new(kind, range, remote.at(offset))),
+                Some(end) if end <= remote.len => Ok(What { kind, range, remote: remote.at(offset) }),
                 _ => Err(NotStarted::Remote { offset, len: range.len() as u64, region: remote.len }),
             }
         })
@@ -292,7 +292,7 @@ impl Submit<'_> {
             if kind == Kind::ReadBatch && batch.0.blocks.announcements() > 0 {
                 return Err(NotStarted::AnnouncedRead);
             }
-            Ok(Operation::new(kind, 0..0, NOWHERE))
+            Ok(What { kind, range: 0..0, remote: NOWHERE })
         })
     }
 

@@ -93,18 +93,14 @@ impl Shared {
         self.status.peer()
     }
 
-    /// Starts an operation. Hands it back if there are too many.
+    /// Starts an operation.
     #[inline]
-    pub(super) fn start(
-        &self,
-        operation: Operation,
-        timeout: Option<Duration>,
-    ) -> Result<Started, Operation> {
+    pub(super) fn start(&self, operation: &mut Operation, timeout: Option<Duration>) -> Started {
         let Some(mut engine) = self.engine.try_lock() else { return self.submit(operation, timeout) };
         let started = engine.start(&self.table, operation, timeout);
         self.unlock(engine);
         if self.config.progress == Progress::Thread
-            && let (Ok(Started::InFlight(side)), true) = (&started, timeout.is_some())
+            && let (Started::InFlight(side), true) = (&started, timeout.is_some())
             && !side.word(&self.table).is_ended()
         {
             // The progress thread may sleep longer than the deadline allows.
@@ -115,18 +111,25 @@ impl Shared {
 
     /// Starts an operation while another thread has the engine.
     #[cold]
-    fn submit(&self, mut operation: Operation, timeout: Option<Duration>) -> Result<Started, Operation> {
+    fn submit(&self, operation: &mut Operation, timeout: Option<Duration>) -> Started {
         operation.timeout = timeout;
-        let side = self.table.lease(operation).or_else(|operation| {
+        let leased = self.table.lease(operation.take()).or_else(|operation| {
             self.with_engine(|engine, table| engine.free_spare(table));
             self.table.lease(operation)
-        })?;
+        });
+        let side = match leased {
+            Ok(side) => side,
+            Err(refused) => {
+                *operation = refused;
+                return Started::Refused;
+            }
+        };
         self.table.submit(&side);
         self.run_published();
         if timeout.is_some() && !side.word(&self.table).is_ended() {
             self.call_attention();
         }
-        Ok(Started::InFlight(side))
+        Started::InFlight(side)
     }
 
     /// Runs the engine, if no other thread does. Returns how much happened.

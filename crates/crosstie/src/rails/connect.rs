@@ -22,21 +22,23 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::rails::Mask;
 
+use super::agreement::{Agreement, EndpointAddress, Role};
 use super::config::{
     HANDSHAKE_TIMEOUT, MAX_ATTEMPTS, MAX_HANDSHAKES, MAX_UNAUTHENTICATED, Split, UNAUTHENTICATED_TIMEOUT,
 };
 use super::connections::{Core, RecvConnection, SendConnection};
-use super::context::Context;
+use super::context::{Context, Rails};
 use super::control::{Control, wait};
-use super::endpoint::{Agreement, Endpoint, EndpointAddress, Role};
+use super::endpoint::Endpoint;
 use super::error::SetupError;
 use super::frames::{Frame, MAX_PAYLOAD};
 use super::mailbox::{Mailbox, Order};
+use super::parts::Parts;
 use super::receiver::RecvCore;
 use super::sender::SendCore;
-use crate::bootstrap::Secret;
 use crate::bootstrap::channel::{Channel, ChannelEvent};
 use crate::bootstrap::is_closed_by_peer;
+use crate::bootstrap::{Secret, random_bytes};
 
 /// The address of a listener and its secret, for the sender that will connect. Pass it over a channel that others cannot read:
 /// who has it can connect.
@@ -100,17 +102,46 @@ impl core::fmt::Debug for Handle {
     }
 }
 
-/// What a handshake produces.
-pub(super) struct Parts {
-    pub(super) context: Arc<Context>,
-    pub(super) mailbox: Arc<Mailbox>,
-    pub(super) agreed: Agreement,
-    pub(super) endpoints: Vec<Endpoint>,
-    /// Receiver: the rails that the sender will use at first.
-    pub(super) first_mask: Mask,
-}
-
 type Outcome<T> = Result<T, SetupError>;
+
+impl Rails {
+    /// Starts to listen for connections of senders.
+    pub fn listen(&self) -> Result<Listener, SetupError> {
+        self.listen_at(self.context.config.listen_address)
+    }
+
+    /// Starts to listen at an address of this machine, at a port that the kernel chooses, with a random secret.
+    pub fn listen_at(&self, address: IpAddr) -> Result<Listener, SetupError> {
+        let secret = random_bytes().map_err(|error| SetupError::Os {
+            what: "drawing the listener's secret",
+            source: std::io::Error::other(error.to_string()),
+        })?;
+        self.listen_on(SocketAddr::new(address, 0), |at| Handle::new(at, secret))
+    }
+
+    /// Starts to listen at this address and port, for senders that know the secret: they make their handle with
+    /// [`Handle::with_secret`].
+    pub fn listen_with_secret(&self, address: SocketAddr, secret: &Secret) -> Result<Listener, SetupError> {
+        self.listen_on(address, |at| Handle::with_secret(at, secret))
+    }
+
+    fn listen_on(
+        &self,
+        address: SocketAddr,
+        handle: impl FnOnce(SocketAddr) -> Handle,
+    ) -> Result<Listener, SetupError> {
+        let os = |source| SetupError::Os { what: "listening for peers", source };
+        let socket = TcpListener::bind(address).map_err(os)?;
+        socket.set_nonblocking(true).map_err(os)?;
+        let at = socket.local_addr().map_err(os)?;
+        Listener::new(self.context.clone(), socket, handle(at))
+    }
+
+    /// Starts to connect to a listener. Never blocks: [`Connecting::poll`] says when the connection is ready.
+    pub fn connect(&self, handle: &Handle) -> Result<Connecting, SetupError> {
+        Connecting::start(self.context.clone(), handle)
+    }
+}
 
 /// A connection to a listener that is being set up. Dropping it ends the attempt.
 #[derive(Debug)]

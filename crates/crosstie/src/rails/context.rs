@@ -1,6 +1,5 @@
 //! A context: the devices, and what is made from them.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -9,14 +8,12 @@ use crosstie_protocol::rails::Mask;
 use crosstie_protocol::rails::MAX_RAILS;
 
 use super::config::Config;
-use super::connect::{Connecting, Handle, Listener};
 use super::counters::ConnectionCounters;
 use super::error::SetupError;
 use super::events::{self, PortEvents};
 use super::hint::{Hint, HintReader};
 use super::load::PortLoad;
 use super::memory::Memory;
-use crate::bootstrap::{Secret, random_bytes};
 use crate::device::{Access, Device, MultiRegion, Pd};
 
 /// One to four devices over which messages are sent and received. All clones are the same context; any thread may use it.
@@ -42,7 +39,7 @@ pub(super) struct Context {
     /// The counters of all connections, for the metrics.
     pub(super) connections: Mutex<Vec<Weak<ConnectionCounters>>>,
     next_connection: AtomicU64,
-    events: PortEvents,
+    events: Arc<PortEvents>,
     hint: HintReader,
 }
 
@@ -67,6 +64,8 @@ impl Rails {
             core::array::from_fn(|rail| devices.get(rail).map_or(1, |device| device.attr().link_rate.max(1)))
         });
         let loads = devices.iter().map(PortLoad::of).collect();
+        let events = Arc::default();
+        events::watch(&devices, &events)?;
         let context = Context {
             devices,
             domains,
@@ -78,12 +77,10 @@ impl Rails {
             max_message,
             connections: Mutex::new(Vec::new()),
             next_connection: AtomicU64::new(0),
-            events: PortEvents::default(),
+            events,
             hint: hint.unwrap_or_default(),
         };
-        let context = Arc::new(context);
-        events::watch(&context)?;
-        Ok(Rails { context })
+        Ok(Rails { context: Arc::new(context) })
     }
 
     /// The number of rails.
@@ -128,52 +125,11 @@ impl Rails {
     pub fn domains(&self) -> &[Pd] {
         &self.context.domains
     }
-
-    /// Starts to listen for connections of senders.
-    pub fn listen(&self) -> Result<Listener, SetupError> {
-        self.listen_at(self.context.config.listen_address)
-    }
-
-    /// Starts to listen at an address of this machine, at a port that the kernel chooses, with a random secret.
-    pub fn listen_at(&self, address: IpAddr) -> Result<Listener, SetupError> {
-        let secret = random_bytes().map_err(|error| SetupError::Os {
-            what: "drawing the listener's secret",
-            source: std::io::Error::other(error.to_string()),
-        })?;
-        self.listen_on(SocketAddr::new(address, 0), |at| Handle::new(at, secret))
-    }
-
-    /// Starts to listen at this address and port, for senders that know the secret: they make their handle with
-    /// [`Handle::with_secret`].
-    pub fn listen_with_secret(&self, address: SocketAddr, secret: &Secret) -> Result<Listener, SetupError> {
-        self.listen_on(address, |at| Handle::with_secret(at, secret))
-    }
-
-    fn listen_on(
-        &self,
-        address: SocketAddr,
-        handle: impl FnOnce(SocketAddr) -> Handle,
-    ) -> Result<Listener, SetupError> {
-        let os = |source| SetupError::Os { what: "listening for peers", source };
-        let socket = TcpListener::bind(address).map_err(os)?;
-        socket.set_nonblocking(true).map_err(os)?;
-        let at = socket.local_addr().map_err(os)?;
-        Listener::new(self.context.clone(), socket, handle(at))
-    }
-
-    /// Starts to connect to a listener. Never blocks: [`Connecting::poll`] says when the connection is ready.
-    pub fn connect(&self, handle: &Handle) -> Result<Connecting, SetupError> {
-        Connecting::start(self.context.clone(), handle)
-    }
 }
 
 impl Context {
     pub(super) fn next_connection(&self) -> u64 {
         self.next_connection.fetch_add(1, Relaxed)
-    }
-
-    pub(super) fn events(&self) -> &PortEvents {
-        &self.events
     }
 
     /// Whether the last event of the rail's port says that it is down.

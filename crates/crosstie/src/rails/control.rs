@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::rails::MAX_RAILS;
 use rustix::event::{PollFd, PollFlags};
 
+use super::agreement::{Agreement, EndpointAddress, Role};
 use super::connections::Core;
 use super::context::Context;
-use super::endpoint::{Agreement, Endpoint, EndpointAddress, PROBE, Role};
+use super::endpoint::{Endpoint, PROBE};
 use super::error::Cause;
 use super::frames::Frame;
 use super::mailbox::{Mail, Mailbox, Order};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crosstie_protocol::rails::{MAX_RAILS, Violation};
 
-use super::endpoint::Role;
+use super::agreement::Role;
 use crate::telemetry::Histogram;
 
 /// A counter with one writer: an addition is a load and a store.

@@ -7,9 +7,8 @@ use std::sync::{Arc, PoisonError};
 
 use crosstie_protocol::rails::Mask;
 
-use super::context::Context;
 use super::error::SetupError;
-use crate::device::Event;
+use crate::device::{Device, Event};
 
 #[cfg(not(all(test, loom)))]
 use {
@@ -86,22 +85,20 @@ impl PortEvents {
     }
 }
 
-/// Starts to wait for events of the devices whose ports have any. That a peer is gone is noticed by the control connection.
-pub(super) fn watch(context: &Arc<Context>) -> Result<(), SetupError> {
-    for (rail, device) in context.devices.iter().enumerate() {
-        if !device.attr().port_events {
-            continue;
-        }
-        let context = Arc::downgrade(context);
+/// Starts to wait for events of the devices whose ports have any, until `events` is gone. That a peer is gone is noticed by the control
+/// connection.
+pub(super) fn watch(devices: &[Device], events: &Arc<PortEvents>) -> Result<(), SetupError> {
+    for (rail, device) in devices.iter().enumerate().filter(|(_, device)| device.attr().port_events) {
+        let (device, events) = (device.clone(), Arc::downgrade(events));
         std::thread::Builder::new()
             .name("crosstie-events".into())
             .stack_size(128 << 10)
             .spawn(move || {
-                while let Some(device) = context.upgrade().map(|context| context.devices[rail].clone()) {
+                while events.strong_count() > 0 {
                     match device.wait_event(WAIT) {
                         Ok(Some(event)) => {
-                            if let Some(context) = context.upgrade() {
-                                context.events().add(rail, event);
+                            if let Some(events) = events.upgrade() {
+                                events.add(rail, event);
                             }
                         }
                         Ok(None) => {}

@@ -13,8 +13,8 @@
 use crosstie_protocol::rails::{FenceEntry, MAX_GROUP, MAX_RAILS, MAX_SLOTS};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::agreement::{Agreement, EndpointAddress};
 use super::config::MAX_DATA_QPS;
-use super::endpoint::{Agreement, EndpointAddress};
 use crate::bootstrap::channel::{Channel, ChannelError};
 use crate::device::{QpAddress, RemoteMemory};
 

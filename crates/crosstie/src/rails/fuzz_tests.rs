@@ -5,7 +5,7 @@ use crosstie_protocol::rails::{CTS_LEN, ClearToSend, FenceEntry, MAX_GROUP, MAX_
 use zerocopy::FromBytes;
 
 use super::Handle;
-use super::endpoint::{Agreement, EndpointAddress};
+use super::agreement::{Agreement, EndpointAddress};
 use super::frames::Frame;
 use crate::device::{QpAddress, RemoteMemory};
 use crate::fuzzing::{Steps, fuzz};

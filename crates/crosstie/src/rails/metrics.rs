@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 
 use super::Violation;
+use super::agreement::Role;
 use super::context::{Context, Rails};
 use super::counters::{Counters, RailCounters};
-use super::endpoint::Role;
 use super::error::SetupError;
 use crate::process::{Creator, OwnThread};
 

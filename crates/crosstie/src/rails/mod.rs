@@ -71,6 +71,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod config;
 mod connect;
 mod connections;
@@ -89,6 +90,7 @@ mod load;
 mod mailbox;
 mod memory;
 mod metrics;
+mod parts;
 mod receiver;
 #[cfg(all(test, not(loom)))]
 mod scripted_peers;

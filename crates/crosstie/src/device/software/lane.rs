@@ -33,7 +33,7 @@ use core::sync::atomic::{
 use std::sync::Arc;
 
 use super::layout::{CacheLine, CqHeader, QpBlock, QpNum};
-use super::peer_memory::try_for_each_piece;
+use super::peer_memory::pieces;
 use super::qp::{QpShared, RecvSource};
 use super::recv::{PeerRecvQueue, TakenRecv};
 use super::state::{Allocation, DeviceShared};
@@ -376,12 +376,11 @@ impl PeerLane {
 #[inline(always)]
 fn store_data(entry: &LaneEntry, data: &Data<'_>) {
     let mut to = entry.data_ptr();
-    let Ok(()) = try_for_each_piece(data, |from, len| {
+    for (from, len) in pieces(data) {
         // SAFETY: the piece is readable; the lengths of all pieces add up to that of the message, for which the entry has room.
         unsafe { copy(from, to, len) };
         to = to.wrapping_add(len);
-        Ok::<(), core::convert::Infallible>(())
-    });
+    }
 }
 
 /// The lane of a queue pair, as the poller of its completion queue reads it.

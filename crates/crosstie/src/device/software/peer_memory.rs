@@ -148,12 +148,12 @@ impl PeerMemory<'_> {
     #[inline(always)]
     pub(super) fn write(&self, to: RemotePtr, data: &Data<'_>) -> Result<(), ExecuteError> {
         let mut offset = 0;
-        try_for_each_piece(data, |from, len| {
+        for (from, len) in pieces(data) {
             // SAFETY: the piece is readable; `to` was checked for the whole message.
             unsafe { self.copy_to(to.at(offset), from, len) }.map_err(ExecuteError::both_ends)?;
             offset += len;
-            Ok(())
-        })
+        }
+        Ok(())
     }
 
     /// Reads from `from` into the memory that a request names.
@@ -208,23 +208,26 @@ impl PeerMemory<'_> {
             Ok(())
         };
         write(head.as_ptr(), head.len())?;
-        try_for_each_piece(data, write)
+        pieces(data).try_for_each(|(from, len)| write(from, len))
     }
 }
 
-/// Calls `each` with the pieces of a request's data, in order, until it fails. They are readable: slices, and ranges of live regions.
+/// The pieces of a request's data, in order. They are readable: slices, and ranges of live regions.
 #[inline(always)]
-pub(super) fn try_for_each_piece<E>(
-    data: &Data<'_>,
-    mut each: impl FnMut(*const u8, usize) -> Result<(), E>,
-) -> Result<(), E> {
-    match data {
-        Data::Inline(bytes) => each(bytes.as_ptr(), bytes.len()),
-        Data::InlineHead { head, bytes } => {
-            each(head.as_ptr().cast(), size_of_val(head))?;
-            each(bytes.as_ptr(), bytes.len())
+pub(super) fn pieces(data: &Data<'_>) -> impl Iterator<Item = (*const u8, usize)> {
+    (0..).map_while(|index| piece(data, index))
+}
+
+#[inline(always)]
+fn piece(data: &Data<'_>, index: usize) -> Option<(*const u8, usize)> {
+    match (data, index) {
+        (Data::Inline(bytes), 0) | (Data::InlineHead { bytes, .. }, 1) => Some((bytes.as_ptr(), bytes.len())),
+        (Data::InlineHead { head, .. }, 0) => Some((head.as_ptr().cast(), size_of_val(head))),
+        (Data::Regions(sges), _) => {
+            let sge = sges.get(index)?;
+            Some((pointer(sge.addr), sge.len as usize))
         }
-        Data::Regions(sges) => sges.iter().try_for_each(|sge| each(pointer(sge.addr), sge.len as usize)),
+        _ => None,
     }
 }
 

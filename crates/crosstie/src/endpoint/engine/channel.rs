@@ -53,20 +53,20 @@ impl Channel {
 pub(super) fn post(
     sends: &mut SendQueue<SIGNAL_INTERVAL>,
     index: usize,
-    wr: SendWr<'_>,
+    mut wr: SendWr<'_>,
     request: WorkRequest,
     post: impl FnOnce(&SendWr<'_>) -> Result<Posted, PostError>,
 ) -> Result<Posted, PostError> {
     let signaled = wr.signal != Signal::OnFailure || sends.is_signal_due();
-    let signal = match (signaled, sends.unsignaled()) {
+    wr.signal = match (signaled, sends.unsignaled()) {
         (false, _) => Signal::OnFailure,
         (true, 0) => Signal::IfQueued,
         // Its completion is that of the requests before it, too.
         (true, _) => Signal::Always,
     };
     let WorkRequest { kind, slot, .. } = request;
-    let wr_id = WrId { kind, qp: index as u8, slot, position: sends.next_position() }.encode();
-    let posted = post(&SendWr { wr_id, signal, ..wr })?;
+    wr.wr_id = WrId { kind, qp: index as u8, slot, position: sends.next_position() }.encode();
+    let posted = post(&wr)?;
     if posted == Posted::Queued {
         sends.push(WorkRequest { signaled, ..request });
     }

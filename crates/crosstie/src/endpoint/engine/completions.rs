@@ -37,14 +37,14 @@ impl Link {
         }
         self.completions.clear();
         if self.counts_receives {
-            self.channels.iter_mut().for_each(|channel| channel.used_receives = 0);
+            self.queues.channels.iter_mut().for_each(|channel| channel.used_receives = 0);
         }
     }
 
     #[inline]
     fn handle(&mut self, shared: &mut Shared<'_>, completion: Taken) {
         let id = WrId::decode(completion.wr_id);
-        if usize::from(id.qp) >= self.channels.len() {
+        if usize::from(id.qp) >= self.queues.channels.len() {
             shared.counters.stale_completions += 1;
             return;
         }
@@ -58,13 +58,13 @@ impl Link {
     fn handle_send(&mut self, shared: &mut Shared<'_>, id: WrId, status: Status) {
         let cause = (!status.is_success()).then(|| Cause::of_status(status));
         let channel = usize::from(id.qp);
-        let Ok(count) = self.channels[channel].sends.check(id.position, id.kind, id.slot) else {
+        let Ok(count) = self.queues.channels[channel].sends.check(id.position, id.kind, id.slot) else {
             shared.counters.stale_completions += 1;
             return;
         };
         // Nearly always there is only one.
         for left in (0..count).rev() {
-            let Some(posted) = self.channels[channel].sends.pop() else { break };
+            let Some(posted) = self.queues.channels[channel].sends.pop() else { break };
             match posted.kind {
                 WorkKind::Transfer | WorkKind::MessageData => {
                     self.complete_slot_work(shared, &posted, cause.filter(|_| left == 0));
@@ -90,13 +90,16 @@ impl Link {
         self.has_received = true;
         let channel = usize::from(id.qp);
         if self.counts_receives {
-            let channel = &mut self.channels[channel];
+            let channel = &mut self.queues.channels[channel];
             channel.used_receives += 1;
             shared.counters.empty_receive_queues += u64::from(channel.used_receives == channel.receives);
         }
         let control = match completion.imm.and_then(control_piece) {
             // There is a piece for each receive.
-            Some(piece) if channel == self.made && u32::from(piece) < self.channels[channel].receives => {
+            Some(piece)
+                if channel == self.queues.made
+                    && u32::from(piece) < self.queues.channels[channel].receives =>
+            {
                 match completion.control {
                     Some(index) => Some(zerocopy::transmute!(self.completions.controls[usize::from(index)])),
                     None => self.load_control(piece),
@@ -114,11 +117,11 @@ impl Link {
             (Opcode::RecvWriteImm, _, Some(bytes)) => {
                 self.accept_control(shared, &bytes, completion.byte_len)
             }
-            (Opcode::RecvWriteImm, Some(imm), _) if channel < self.made => {
+            (Opcode::RecvWriteImm, Some(imm), _) if channel < self.queues.made => {
                 self.accept_imm(shared, imm, completion.byte_len)
             }
             (Opcode::RecvWriteImm, Some(imm), _) => {
-                self.accept_part(shared, (channel - self.made) as u8, imm, completion.byte_len)
+                self.accept_part(shared, (channel - self.queues.made) as u8, imm, completion.byte_len)
             }
             _ => Err(Violation::Malformed),
         };
@@ -135,7 +138,7 @@ impl Link {
     ) -> Result<(), Violation> {
         match Control::decode(bytes, len)? {
             Control::Buffer(buffer) => self.accept_buffer(shared, buffer),
-            Control::ImmCredit(granted) => self.imm_sender.credit(granted),
+            Control::ImmCredit(granted) => self.queues.imm_sender.credit(granted),
             Control::Close => {
                 self.end(shared, Cause::PeerClosed);
                 Ok(())

@@ -32,6 +32,7 @@ use super::super::config::{EndpointConfig, MAX_MESSAGES, SEND_DEPTH};
 use super::super::operation::Op;
 use super::super::path::{Path, provider_name};
 use super::channel::{CONTROL, Channel, SIGNAL_INTERVAL};
+use super::posting::Queues;
 use super::shared::Shared;
 use super::slot::SlotWork;
 use super::taken::{POLL_BATCH, TakenCompletions};
@@ -102,7 +103,7 @@ pub(super) struct AnnouncedRecv {
 
 pub(in crate::endpoint) struct Link {
     // Queue pairs are dropped first, then the queue, then memory.
-    pub(super) channels: Vec<Channel>,
+    pub(super) queues: Queues,
     pub(super) cq: Cq,
     /// A word that the peer may READ, and where its control messages arrive: one piece for each receive of channel n.
     control: Mr,
@@ -117,14 +118,10 @@ pub(in crate::endpoint) struct Link {
     state: State,
     address: EndpointAddress,
     pub(super) peer: Option<EndpointAddress>,
-    /// Queue pairs for each purpose that were made, and that are used.
-    pub(super) made: usize,
-    pub(super) qps: usize,
     /// The channel of the next transfer.
     pub(super) next_channel: usize,
     pub(super) min_part: u64,
     pub(super) max_message: u64,
-    pub(super) max_pieces: usize,
     pub(super) completions: TakenCompletions,
     /// Whether receives are counted, to notice an empty receive queue: fewer completions than `fewest_receives` that were taken together cannot
     /// be all receives of any queue pair. Those that were taken one batch after the other say nothing, because receives were posted again in between.
@@ -146,7 +143,6 @@ pub(in crate::endpoint) struct Link {
     pub(super) unclaimed: Unclaimed,
     // Immediates.
     pub(super) immediates: ImmMatching<Option<Op>>,
-    pub(super) imm_sender: ImmSender,
     pub(super) imm_receiver: ImmReceiver,
     pub(super) returned_events: VecDeque<ImmEvent>,
 }
@@ -200,17 +196,20 @@ impl Link {
             probed: pd.allocate(8, Access::LOCAL_WRITE)?,
             next_probe: Instant::now(),
             has_received: false,
-            channels,
+            queues: Queues {
+                channels,
+                made,
+                qps: made,
+                max_pieces: max_pieces as usize,
+                imm_sender: ImmSender::new(0),
+            },
             cq,
             state: State::Open,
             address,
             peer: None,
-            made,
-            qps: made,
             next_channel: 0,
             min_part: config.min_part.max(1) as u64,
             max_message: device.attr().max_message.min(u32::MAX.into()),
-            max_pieces: max_pieces as usize,
             completions: TakenCompletions::new(),
             counts_receives: false,
             fewest_receives,
@@ -226,7 +225,6 @@ impl Link {
             next_sequence: 0,
             unclaimed: Unclaimed::default(),
             immediates: ImmMatching::new(config.imm_window as usize, operations),
-            imm_sender: ImmSender::new(0),
             imm_receiver: ImmReceiver::new(config.imm_window),
             returned_events: VecDeque::new(),
         })
@@ -242,7 +240,7 @@ impl Link {
 
     pub(super) fn path(&self) -> Option<Path> {
         let (local, peer) = (self.address.device(), self.peer.as_ref()?.device());
-        Some(Path { provider: provider_name(peer.provider), local, peer, queue_pairs: self.qps })
+        Some(Path { provider: provider_name(peer.provider), local, peer, queue_pairs: self.queues.qps })
     }
 
     pub(super) fn connect(
@@ -258,8 +256,8 @@ impl Link {
             return Err(ConnectError::Path { found: provider_name(provider), allowed: config.path });
         }
         let theirs = peer.queue_pairs.len() / 2;
-        self.qps = self.made.min(theirs);
-        self.imm_sender = ImmSender::new(peer.imm_window);
+        self.queues.qps = self.queues.made.min(theirs);
+        self.queues.imm_sender = ImmSender::new(peer.imm_window);
         self.peer_pieces = control_pieces(peer.messages);
         let messages = config.messages.min(peer.messages);
         self.pairing = Pairing::new(messages.into(), config.operations as usize);
@@ -268,16 +266,16 @@ impl Link {
         let connect = ConnectConfig { access, ..config.connect };
         // From here on the queue pairs have left RESET, so another attempt needs new ones.
         self.peer = Some(peer.clone());
-        for index in 0..self.qps {
-            for (mine, other) in [(index, index), (self.made + index, theirs + index)] {
-                self.channels[mine].qp.init(access)?;
-                for number in 0..self.channels[mine].receives {
+        for index in 0..self.queues.qps {
+            for (mine, other) in [(index, index), (self.queues.made + index, theirs + index)] {
+                self.queues.channels[mine].qp.init(access)?;
+                for number in 0..self.queues.channels[mine].receives {
                     self.post_receive(mine, number as u16).map_err(|error| DeviceError::Os {
                         what: "posting a receive",
                         source: std::io::Error::other(error),
                     })?;
                 }
-                self.channels[mine].qp.connect(&peer.queue_pairs[other], &connect)?;
+                self.queues.channels[mine].qp.connect(&peer.queue_pairs[other], &connect)?;
             }
         }
         self.state = State::Connected;
@@ -289,24 +287,24 @@ impl Link {
     pub(super) fn post_receive(&mut self, channel: usize, number: u16) -> Result<(), PostError> {
         let slot = SlotKey { index: number, generation: 0 };
         let wr_id = WrId { kind: WorkKind::Receive, qp: channel as u8, slot, position: 0 }.encode();
-        self.channels[channel].qp.post_recv(&RecvWr { wr_id, sges: &[] })
+        self.queues.channels[channel].qp.post_recv(&RecvWr { wr_id, sges: &[] })
     }
 
     /// Whether a control message can be posted.
     #[inline]
     pub(super) fn has_control_room(&self) -> bool {
-        self.channels[self.made].sends.room() > 0
+        self.queues.channels[self.queues.made].sends.room() > 0
     }
 
     /// Posts a control message. Nothing waits for its completion: its bytes were taken with the post.
     #[inline]
     pub(super) fn post_control(&mut self, control: &Control) -> Result<(), PostError> {
         let Some(peer) = &self.peer else { return Err(PostError::Invalid("there is no peer")) };
-        let (made, piece) = (self.made, self.next_piece);
+        let (made, piece) = (self.queues.made, self.next_piece);
         let offset = CONTROLS_AT as u64 + u64::from(piece) * CONTROL_SIZE as u64;
         let to = RemoteAddr { addr: peer.control.addr.wrapping_add(offset), ..peer.control };
         let (op, bytes) = (SendOp::WriteImm(to, control_imm(piece)), control.encode());
-        self.channels[made].post(made, SendWr::new(0, op, Data::Inline(&bytes)), CONTROL)?;
+        self.queues.channels[made].post(made, SendWr::new(0, op, Data::Inline(&bytes)), CONTROL)?;
         self.next_piece = if piece + 1 < self.peer_pieces { piece + 1 } else { 0 };
         Ok(())
     }
@@ -376,7 +374,7 @@ impl Link {
                 // Where the device delivers at once, the peer need not find out by itself.
                 self.post_control(&Control::Close).ok();
             }
-            for (index, channel) in self.channels.iter_mut().enumerate() {
+            for (index, channel) in self.queues.channels.iter_mut().enumerate() {
                 // A queue pair that is in ERR already, or was never connected, has nothing to flush.
                 channel.qp.fail().ok();
                 channel.mark_end(index);
@@ -453,8 +451,9 @@ impl Link {
     /// Finds queue pairs that went to ERR without a completion.
     pub(super) fn check_queue_pairs(&mut self, shared: &mut Shared<'_>) {
         if self.is_connected() {
-            let used =
-                self.channels[..self.qps].iter().chain(&self.channels[self.made..self.made + self.qps]);
+            let used = self.queues.channels[..self.queues.qps]
+                .iter()
+                .chain(&self.queues.channels[self.queues.made..self.queues.made + self.queues.qps]);
             if used.into_iter().any(|channel| channel.qp.state() == QpState::Error) {
                 // Completions that say why come first.
                 self.poll(shared);
@@ -475,14 +474,14 @@ impl Link {
             || self.immediates.waiting_calls() > 0
             || !self.unposted.is_empty();
         let was_silent = !core::mem::take(&mut self.has_received);
-        let made = self.made;
+        let made = self.queues.made;
         // A request whose completion is to come tells the same.
-        if !waits || !was_silent || self.channels[made].sends.awaits_completion() {
+        if !waits || !was_silent || self.queues.channels[made].sends.awaits_completion() {
             return;
         }
         let (Some(peer), Ok(sge)) = (&self.peer, self.probed.sge(0..8)) else { return };
         let op = SendOp::Read(peer.control);
-        match self.channels[made].post(
+        match self.queues.channels[made].post(
             made,
             SendWr::new(0, op, Data::Regions(&[sge])).signaled_if_queued(),
             CONTROL,
@@ -499,18 +498,18 @@ impl Link {
     pub(super) fn try_drain(&mut self, shared: &mut Shared<'_>) {
         let State::Ended(cause, since) = self.state else { return };
         self.poll(shared);
-        let flushed = self.channels.iter().all(|channel| channel.sends.is_empty());
+        let flushed = self.queues.channels.iter().all(|channel| channel.sends.is_empty());
         if !flushed && since.elapsed() < FLUSH_LIMIT {
             return;
         }
         // All of them, so that none waits for another.
-        let busy = self.channels.iter_mut().filter_map(|channel| channel.qp.try_reset().err()).count();
+        let busy = self.queues.channels.iter_mut().filter_map(|channel| channel.qp.try_reset().err()).count();
         if busy > 0 {
             return;
         }
         // Requests whose completion has not come: nobody knows whether they took effect.
         let (code, peer) = (Cause::Flushed, self.peer());
-        for channel in &mut self.channels {
+        for channel in &mut self.queues.channels {
             channel.sends.drain(|posted| {
                 if let (WorkKind::Transfer | WorkKind::MessageData, true) =
                     (posted.kind, self.slots.is_leased(posted.slot))
@@ -550,7 +549,7 @@ mod tests {
     fn unread(endpoint: &Endpoint, first: u16, count: u16) -> Vec<Control> {
         endpoint.shared.with_engine(|engine, _| {
             let link = engine.link();
-            let pieces = link.channels[link.made].receives as u16;
+            let pieces = link.queues.channels[link.queues.made].receives as u16;
             let load = |number| link.load_control((first + number) % pieces).unwrap();
             (0..count).map(|number| Control::decode(&load(number), CONTROL_SIZE as u32).unwrap()).collect()
         })
@@ -652,10 +651,10 @@ mod tests {
             let super::super::Engine { link, counters, status, .. } = engine;
             let mut shared = Shared { table, counters, status };
             let op = SendOp::Write(target.remote().at(0));
-            link.channels[0].post(0, SendWr::new(0, op, Data::Inline(&[])), CONTROL).unwrap();
+            link.queues.channels[0].post(0, SendWr::new(0, op, Data::Inline(&[])), CONTROL).unwrap();
             link.end(&mut shared, Cause::Closed);
             let begin = Instant::now();
-            while !link.channels.iter().all(|channel| channel.sends.is_empty()) {
+            while !link.queues.channels.iter().all(|channel| channel.sends.is_empty()) {
                 assert!(begin.elapsed() < 20 * FLUSH_LIMIT, "nothing tells that the request is over");
                 link.poll(&mut shared);
             }

@@ -71,11 +71,14 @@ pub(super) struct Engine {
     spare: Option<ReservedEntry>,
 }
 
-/// An operation that was started.
+/// What has become of an operation that was to be started.
 pub(super) enum Started {
     /// It has completed, and needs no entry.
-    Completed(Operation),
+    Completed,
+    /// It was taken.
     InFlight(FutureSide),
+    /// There are too many.
+    Refused,
 }
 
 impl Engine {
@@ -118,30 +121,30 @@ impl Engine {
     }
 
     /// Starts an operation, behind those that were submitted. If it is over then, it needs no entry: so it is on a device that executes requests
-    /// while they are posted. Otherwise the device is polled, if that may end it. Hands the operation back if there are too many.
+    /// while they are posted. Otherwise the device is polled, if that may end it.
     #[inline(always)]
     pub(super) fn start(
         &mut self,
         table: &Table,
-        mut operation: Operation,
+        operation: &mut Operation,
         timeout: Option<Duration>,
-    ) -> Result<Started, Operation> {
+    ) -> Started {
         self.take_submitted(table);
-        let Some(entry) = self.spare.take().or_else(|| table.reserve()) else { return Err(operation) };
+        let Some(entry) = self.spare.take().or_else(|| table.reserve()) else { return Started::Refused };
         if operation.kind == Kind::Send && self.link.pairing.waiting_buffers() == 0 {
             // The peer may have announced one.
             self.poll(table);
         } else if self.clock.is_due() {
             self.check_time(table);
         }
-        let begun = self.link.begin(&mut self.counters, &mut operation);
+        let begun = self.link.begin(&mut self.counters, operation);
         if let Begun::Done = begun {
             self.counters.operations += 1;
             self.spare = Some(entry);
-            return Ok(Started::Completed(operation));
+            return Started::Completed;
         }
         let kind = operation.kind;
-        let (side, op) = table.lease_reserved(entry, operation);
+        let (side, op) = table.lease_reserved(entry, operation.take());
         self.track(table, op, kind, begun);
         // A poll may find what it waits for. A `recv` waits for what the peer does when it has seen the buffer.
         if !matches!(kind, Kind::Recv(_)) && !side.word(table).is_ended() {
@@ -150,7 +153,7 @@ impl Engine {
         if let Some(timeout) = timeout {
             self.add_deadline(table, side.key(), timeout);
         }
-        Ok(Started::InFlight(side))
+        Started::InFlight(side)
     }
 
     #[inline]

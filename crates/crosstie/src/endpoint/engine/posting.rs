@@ -80,13 +80,19 @@ pub(super) fn channel_behind(channel: usize, distance: usize, count: usize) -> u
     if next < count { next } else { next - count }
 }
 
-/// What the posting of an operation needs of its connection.
-pub(super) struct Poster<'l> {
-    pub(super) channels: &'l mut [Channel],
+/// The queue pairs of a connection, and how much may be posted to them.
+pub(super) struct Queues {
+    pub(super) channels: Vec<Channel>,
+    /// Queue pairs for each purpose that were made, and that are used.
     pub(super) made: usize,
     pub(super) qps: usize,
     pub(super) max_pieces: usize,
-    pub(super) imm_sender: &'l mut ImmSender,
+    pub(super) imm_sender: ImmSender,
+}
+
+/// Posts an operation to the queues of its connection.
+pub(super) struct Poster<'l> {
+    pub(super) queues: &'l mut Queues,
     /// The slot of the operation, or the one that it leases if it must.
     pub(super) key: SlotKey,
     /// Requests that were posted.
@@ -121,7 +127,7 @@ impl Poster<'_> {
         operation: &Operation,
     ) -> Result<(), Stopped> {
         while *next < split.count() {
-            let channel = channel_behind(first, usize::from(*next), self.qps);
+            let channel = channel_behind(first, usize::from(*next), self.queues.qps);
             let part = split.part(*next);
             let RemoteAddr { addr, rkey } = operation.remote;
             let remote = RemoteAddr { addr: addr.wrapping_add(part.start), rkey };
@@ -149,7 +155,7 @@ impl Poster<'_> {
         while *next < split.count() {
             let part = split.part(*next);
             let remote = RemoteAddr { addr: to.addr.wrapping_add(part.start), rkey: to.rkey };
-            let channel = self.made + usize::from(*next);
+            let channel = self.queues.made + usize::from(*next);
             self.post_part(channel, WorkKind::MessageData, SendOp::WriteImm(remote, imm), operation, part)?;
             *next += 1;
         }
@@ -157,7 +163,7 @@ impl Poster<'_> {
     }
 
     /// Posts a part of the operation's buffer.
-    #[inline]
+    #[inline(always)]
     fn post_part(
         &mut self,
         channel: usize,
@@ -170,17 +176,17 @@ impl Poster<'_> {
         let range = start + part.start as usize..start + part.end as usize;
         let sge = operation.stored.buffer().and_then(|buffer| buffer.region().sge(range).ok());
         let sges = [sge.ok_or(INVALID)?];
-        if self.channels[channel].sends.room() == 0 {
+        if self.queues.channels[channel].sends.room() == 0 {
             return Err(Stopped::Blocked);
         }
         let needs_credit = matches!((kind, op), (WorkKind::Transfer, SendOp::WriteImm(..)));
-        if needs_credit && !self.imm_sender.send() {
+        if needs_credit && !self.queues.imm_sender.send() {
             return Err(Stopped::Blocked);
         }
         let mut wr = SendWr::new(0, op, Data::Regions(&sges)).signaled_if_queued();
         wr.streaming = operation.range.len() as u64 >= STREAMING_LEN;
         let request = WorkRequest { kind, slot: self.key, ..CONTROL };
-        match self.channels[channel].post(channel, wr, request) {
+        match self.queues.channels[channel].post(channel, wr, request) {
             Ok(posted) => {
                 self.posted += 1;
                 self.queued += u32::from(posted == Posted::Queued);
@@ -188,7 +194,7 @@ impl Poster<'_> {
             }
             Err(error) => {
                 if needs_credit {
-                    self.imm_sender.take_back();
+                    self.queues.imm_sender.take_back();
                 }
                 Err(error.into())
             }
@@ -204,7 +210,7 @@ impl Poster<'_> {
         let is_read = operation.kind == Kind::ReadBatch;
         let Stored::Batch(batch) = &mut operation.stored else { return Ok(()) };
         // Of a batch that has ended one more request is posted, if others are unsignaled.
-        while !has_ended || self.channels[plan.channel].sends.unsignaled() > 0 {
+        while !has_ended || self.queues.channels[plan.channel].sends.unsignaled() > 0 {
             if self.post_chunk(plan, &mut batch.0, is_read, has_ended)? {
                 break;
             }
@@ -223,14 +229,15 @@ impl Poster<'_> {
     ) -> Result<bool, Stopped> {
         let (former, mut posted, mut queued, mut is_announced) = (*plan, 0, 0, false);
         let index = plan.channel;
-        let Channel { qp, sends, .. } = &mut self.channels[index];
+        let Channel { qp, sends, .. } = &mut self.queues.channels[index];
         let former_len = sends.len();
         let is_streaming = batch.blocks.bytes() >= STREAMING_LEN;
         let mut end = Ok(false);
         let rung = qp.post_batch(|doorbell| {
             end = 'chunk: loop {
                 let mut after = plan.cursor;
-                let Some(work) = batch.blocks.next_work(&mut after, self.max_pieces, plan.max_len) else {
+                let Some(work) = batch.blocks.next_work(&mut after, self.queues.max_pieces, plan.max_len)
+                else {
                     break Ok(true);
                 };
                 if sends.room() == 0 {
@@ -261,7 +268,7 @@ impl Poster<'_> {
                 let op = match (is_read, announce) {
                     (true, _) => SendOp::Read(remote),
                     (false, None) => SendOp::Write(remote),
-                    (false, Some(_)) if !self.imm_sender.send() => break Err(Stopped::Blocked),
+                    (false, Some(_)) if !self.queues.imm_sender.send() => break Err(Stopped::Blocked),
                     (false, Some(imm)) => SendOp::WriteImm(remote, imm),
                 };
                 let ends_chunk =
@@ -280,7 +287,7 @@ impl Poster<'_> {
                     Ok(done) => queued += u32::from(done == Posted::Queued),
                     Err(error) => {
                         if announce.is_some() {
-                            self.imm_sender.take_back();
+                            self.queues.imm_sender.take_back();
                         }
                         break Err(error.into());
                     }
@@ -292,7 +299,7 @@ impl Poster<'_> {
                 if ends_chunk {
                     plan.in_chunk = 0;
                     if !plan.stays || announce.is_some() {
-                        plan.channel = channel_behind(index, 1, self.qps);
+                        plan.channel = channel_behind(index, 1, self.queues.qps);
                     }
                     break Ok(false);
                 }
@@ -304,7 +311,7 @@ impl Poster<'_> {
             *plan = former;
             sends.truncate(former_len);
             if is_announced {
-                self.imm_sender.take_back();
+                self.queues.imm_sender.take_back();
             }
             return Err(error.into());
         }

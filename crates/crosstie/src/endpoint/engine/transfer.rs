@@ -101,7 +101,7 @@ impl Link {
         let (plan, used) = match (&operation.kind, &operation.stored) {
             (Kind::ReadBatch | Kind::WriteBatch, Stored::Batch(batch)) => {
                 let blocks = &batch.0.blocks;
-                let share = blocks.bytes() / self.qps as u64;
+                let share = blocks.bytes() / self.queues.qps as u64;
                 let max_len = share.max(self.min_part).min(self.max_message);
                 let stays = blocks.announcements() > 0;
                 (
@@ -117,26 +117,24 @@ impl Link {
             }
             (kind, _) => {
                 // An immediate says that the bytes before it have arrived, which holds on one queue pair.
-                let qps = if matches!(kind, Kind::WriteImm(_)) { 1 } else { self.qps as u8 };
+                let qps = if matches!(kind, Kind::WriteImm(_)) { 1 } else { self.queues.qps as u8 };
                 let split = Split::new(operation.range.len() as u64, qps, self.min_part);
                 (Plan::Parts { split, next: 0, channel }, usize::from(split.count()))
             }
         };
-        self.next_channel = channel_behind(channel, used, self.qps);
+        self.next_channel = channel_behind(channel, used, self.queues.qps);
         plan
     }
 
     #[inline]
     pub(super) fn plan_message(&self, operation: &Operation, to: AnnouncedBuffer) -> Plan {
-        let split = Split::new(operation.range.len() as u64, self.qps as u8, self.min_part);
+        let split = Split::new(operation.range.len() as u64, self.queues.qps as u8, self.min_part);
         Plan::Message { split, next: 0, to }
     }
 
     #[inline]
     fn poster(&mut self, key: SlotKey) -> Poster<'_> {
-        let &mut Link { made, qps, max_pieces, .. } = self;
-        let Link { channels, imm_sender, .. } = self;
-        Poster { channels, made, qps, max_pieces, imm_sender, key, posted: 0, queued: 0 }
+        Poster { queues: &mut self.queues, key, posted: 0, queued: 0 }
     }
 
     /// Posts what can be posted of a slot. If not all can, it gets this place among those that wait.
@@ -219,7 +217,7 @@ impl Link {
             self.unposted.remove(place);
             self.post_slot(shared, key, place);
             if self.unposted.get(place) == Some(&key) {
-                is_held_up |= is_transfer && self.qps == 1;
+                is_held_up |= is_transfer && self.queues.qps == 1;
                 place += 1;
             } else {
                 count += 1;

@@ -17,14 +17,15 @@ use crosstie_protocol::rails::{
     leader,
 };
 
+use super::agreement::{Agreement, Role};
 use super::config::SLOW_POLLS;
-use super::connect::Parts;
 use super::context::Context;
 use super::counters::ConnectionCounters;
-use super::endpoint::{Agreement, CLEAR_TO_SEND, Endpoint, PROBE, Role};
+use super::endpoint::{CLEAR_TO_SEND, Endpoint, POLL_BATCH, PROBE};
 use super::error::{Cause, RequestError};
 use super::mailbox::Mailbox;
 use super::memory::Memory;
+use super::parts::Parts;
 use crate::device::{Completion, Mr, MultiRegion, Opcode, clock};
 use crate::wait::PollClock;
 use repair::{Fence, PeerClosed};
@@ -245,7 +246,7 @@ impl RecvCore {
         if let Some(received) = self.take_result(slot, request.0)? {
             return Ok(Some(received));
         }
-        self.progress();
+        self.progress_until(Some(slot));
         if let Some(received) = self.take_result(slot, request.0)? {
             return Ok(Some(received));
         }
@@ -279,12 +280,17 @@ impl RecvCore {
 
     /// Makes progress without asking for a request: polls completions, posts receives, handles failures.
     pub(super) fn progress(&mut self) {
+        self.progress_until(None);
+    }
+
+    /// Makes progress. No more completions are polled when the receive in `slot` is done.
+    fn progress_until(&mut self, slot: Option<usize>) {
         if self.mailbox.has_mail() {
             self.read_mail();
         }
         let (is_due, mut has_consumed) = (self.clock.is_due(), false);
         for rail in 0..self.agreed.rails {
-            has_consumed |= self.poll_rail(rail);
+            has_consumed |= self.poll_rail(rail, slot);
         }
         if !self.fences.is_empty() {
             self.handle_fences();
@@ -316,24 +322,36 @@ impl RecvCore {
         }
     }
 
-    /// Polls the completions of a rail. Returns whether receives were consumed.
-    fn poll_rail(&mut self, rail: usize) -> bool {
+    /// Polls the completions of a rail, until the receive in slot `until` is done. Returns whether receives were consumed.
+    pub(super) fn poll_rail(&mut self, rail: usize, until: Option<usize>) -> bool {
         let Some(mut endpoint) = self.rails[rail].endpoint.take() else { return false };
         let (mut has_failed, mut violation) = (false, None);
         let mut consumed = 0;
-        let (memory, staging) = (&endpoint.memory, &endpoint.staging);
-        let polled = endpoint.cq.poll(super::endpoint::POLL_BATCH, |completion| {
-            match self.handle_completion(rail, completion, memory, staging.as_ref(), &mut consumed) {
+        let mut completion = Completion::default();
+        for _ in 0..POLL_BATCH {
+            match endpoint.cq.next(&mut completion) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => {
+                    has_failed = true;
+                    break;
+                }
+            }
+            let Endpoint { memory, staging, .. } = &*endpoint;
+            match self.handle_completion(rail, &completion, memory, staging.as_ref(), &mut consumed) {
                 Ok(true) => {}
                 Ok(false) => has_failed = true,
                 Err(found) => violation = violation.or(Some(found)),
             }
-        });
+            if until.is_some_and(|slot| self.requests[slot].is_done) {
+                break;
+            }
+        }
         endpoint.posted -= consumed.min(endpoint.posted);
         self.rails[rail].endpoint = Some(endpoint);
         if let Some(violation) = violation {
             self.end(Cause::Violation(violation));
-        } else if has_failed || polled.is_err() {
+        } else if has_failed {
             self.report_rail(rail);
         }
         consumed > 0

@@ -78,7 +78,7 @@ impl RecvCore {
                 Mail::Ended(cause) => {
                     // What arrived before the end counts.
                     for rail in 0..self.agreed.rails {
-                        self.poll_rail(rail);
+                        self.poll_rail(rail, None);
                     }
                     self.end(cause);
                 }
@@ -175,7 +175,7 @@ impl RecvCore {
     fn drain(&mut self, rail: usize) {
         loop {
             let before = self.counters.rails[rail].completions.get();
-            self.poll_rail(rail);
+            self.poll_rail(rail, None);
             if self.counters.rails[rail].completions.get() == before || self.ended.is_some() {
                 return;
             }

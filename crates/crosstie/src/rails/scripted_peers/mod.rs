@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::rails::{CTS_LEN, ClearToSend, MAX_RAILS};
 
+use super::agreement::{Agreement, Role};
 use super::connect::{ENDS, Handle, SENDER};
 use super::context::Context;
 use super::control::wait;
-use super::endpoint::{Agreement, Endpoint, Role};
+use super::endpoint::Endpoint;
 use super::frames::{Frame, MAX_PAYLOAD};
 use super::{Config, Memory, Rails, RecvConnection, SendConnection, Split};
 use crate::bootstrap::Secret;

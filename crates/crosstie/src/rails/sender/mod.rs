@@ -17,15 +17,16 @@ use std::sync::Arc;
 
 use crosstie_protocol::rails::{CTS_LEN, MAX_GROUP, MAX_RAILS, Mask, Sender};
 
+use super::agreement::{Agreement, Role};
 use super::config::{SLOW_POLLS, Split};
-use super::connect::Parts;
 use super::context::Context;
 use super::counters::ConnectionCounters;
-use super::endpoint::{Agreement, Endpoint, PROBE, Role};
+use super::endpoint::{Endpoint, PROBE};
 use super::error::{Cause, RequestError};
 use super::load::RailLoad;
 use super::mailbox::Mailbox;
 use super::memory::Memory;
+use super::parts::Parts;
 use crate::device::{Completion, clock};
 use crate::wait::PollClock;
 use transfer::{Source, Transfer};
