@@ -9,7 +9,7 @@ use core::ops::Range;
 use super::flow::{FlowParams, FlowState, MIN_CREDIT, Progress, Write, agreed_credit};
 use super::message::{Content, Message, Placement, ReplyToken, RingBytes};
 use super::pending_calls::{CallId, PendingCalls};
-use super::receiver::{BatchPlace, HeldSpace, NextMessage, Receiver};
+use super::receiver::{BatchPlace, HeldSpace, Receiver};
 use super::sender::Sender;
 use super::violation::{FlowParamsError, Refusal, ReplyError, Report, Silent, Violation, diagnose};
 use super::wire::{
@@ -286,32 +286,46 @@ impl<U> Endpoint<U> {
     #[inline(always)]
     pub fn next_message<B: RingBytes + ?Sized>(&mut self, ring: &B) -> Result<Option<Message<U>>, Violation> {
         self.receiver.pass();
-        let Some(next) = self.receiver.next_message(ring) else { return Ok(None) };
-        let Ok(size) = self.check_message::<Silent>(&next) else {
-            return Err(diagnose(move || self.check_message(&next)));
+        if self.receiver.batch_ended() {
+            return Ok(None);
+        }
+        match self.receiver.is_compact() {
+            true => self.take_message::<true, B>(ring).map(Some),
+            false => self.take_message::<false, B>(ring).map(Some),
+        }
+    }
+
+    /// Takes the next message of a batch, which is compact or not.
+    #[inline(always)]
+    fn take_message<const COMPACT: bool, B: RingBytes + ?Sized>(
+        &mut self,
+        ring: &B,
+    ) -> Result<Message<U>, Violation> {
+        let (header, offset) = self.receiver.next_header::<COMPACT, B>(ring);
+        let Ok(size) = self.check_message::<COMPACT, Silent>(header) else {
+            return Err(diagnose(move || self.check_message::<COMPACT, _>(header)));
         };
         self.receiver.take(size);
-        let NextMessage { header, offset, .. } = next;
         let (len, is_bulk) = (header.ring_len() as usize, header.is_bulk());
         let allowance = u64::from(header.piggyback) * ALIGNMENT;
         if header.is_response() {
             let call = header.call_id ^ RESPONSE_FLAG;
             self.credit_granted -= allowance;
             let user = self.pending.remove(call);
-            return Ok(Some(Message::Response { call, user, offset, len, is_bulk }));
+            return Ok(Message::Response { call, user, offset, len, is_bulk });
         }
         self.sender.take_credit(allowance);
         // It is not zero: that was checked.
         let blocks = NonZeroU32::new(header.piggyback).unwrap_or(NonZeroU32::MIN);
         let reply_token = ReplyToken { call_id: header.call_id, blocks };
-        Ok(Some(Message::Request { reply_token, offset, len, is_bulk }))
+        Ok(Message::Request { reply_token, offset, len, is_bulk })
     }
 
     /// Checks the next message. Returns the bytes that it takes in the ring.
     #[inline(always)]
-    fn check_message<R: Report<Violation>>(&self, next: &NextMessage) -> Result<u64, R> {
-        let size = Receiver::check_size(next)?;
-        let (header, blocks) = (next.header, next.header.piggyback);
+    fn check_message<const COMPACT: bool, R: Report<Violation>>(&self, header: Header) -> Result<u64, R> {
+        let (size, unused) = self.receiver.check_size::<COMPACT, R>(&header)?;
+        let blocks = header.piggyback;
         let allowance = u64::from(blocks) * ALIGNMENT;
         let mut granted = self.credit_granted;
         if header.is_response() {
@@ -329,9 +343,12 @@ impl<U> Endpoint<U> {
             ensure!(allowance >= MIN_CREDIT, Violation::AllowanceTooSmall { blocks });
             ensure!(allowance <= credit, Violation::CreditOverrun { allowance, credit });
         }
-        // After a batch, what the peer has granted and not got back must be within the peer's own limit.
-        let limit = self.peer_limit;
-        ensure!(!next.is_last || granted <= limit, Violation::GrantOverLimit { granted, limit });
+        if self.receiver.is_at_last() {
+            ensure!(unused == 0, Violation::TrailingBytes { unused });
+            // After a batch, what the peer has granted and not got back must be within the peer's own limit.
+            let limit = self.peer_limit;
+            ensure!(granted <= limit, Violation::GrantOverLimit { granted, limit });
+        }
         Ok(size)
     }
 

@@ -29,6 +29,7 @@ use super::wire::{
 };
 
 const METADATA: u64 = FLOW_METADATA_SIZE as u64;
+const NO_HEADER: Header = Header { call_id: 0, piggyback: 0, payload_len: 0 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Receiver {
@@ -64,19 +65,6 @@ pub(super) struct BatchPlace {
     pub(super) delta: u64,
     /// The length of the payload, if the batch is compact.
     pub(super) compact: Option<u32>,
-}
-
-/// The header of a message, as it was loaded.
-#[derive(Clone, Copy)]
-pub(super) struct NextMessage {
-    pub(super) header: Header,
-    /// The offset of the payload.
-    pub(super) offset: usize,
-    /// Bytes up to the end of the batch.
-    left: u64,
-    is_compact: bool,
-    /// Whether it is the last message of the batch.
-    pub(super) is_last: bool,
 }
 
 /// The space that a received message occupies in the receive ring, until it is released.
@@ -176,30 +164,44 @@ impl Receiver {
         self.pass();
     }
 
-    /// The header of the next message of the batch. Nothing changes before [`take`](Receiver::take).
+    /// The header of the next message of the batch, which [has not ended](Receiver::batch_ended), and the offset of its payload. `COMPACT`:
+    /// whether the batch [is compact](Receiver::is_compact). Nothing changes before [`take`](Receiver::take).
     #[inline(always)]
-    pub(super) fn next_message<B: RingBytes + ?Sized>(&self, ring: &B) -> Option<NextMessage> {
-        if self.messages_left == 0 {
-            return None;
-        }
-        let (left, is_last) = (self.received - self.cursor, self.messages_left == 1);
+    pub(super) fn next_header<const COMPACT: bool, B: RingBytes + ?Sized>(
+        &self,
+        ring: &B,
+    ) -> (Header, usize) {
         let offset = self.offset(self.cursor) as usize;
-        let (header, front, is_compact) = match self.compact {
-            Some(header) => (header, COMPACT_HEAD_SIZE, true),
-            None if left == 0 => (Header { call_id: 0, piggyback: 0, payload_len: 0 }, HEADER_SIZE, false),
-            None => (Header::from_words(ring.load_words(offset)), HEADER_SIZE, false),
-        };
-        Some(NextMessage { header, offset: offset + front, left, is_compact, is_last })
+        match self.compact {
+            Some(header) if COMPACT => (header, offset + COMPACT_HEAD_SIZE),
+            // `check_size` says that it is not there.
+            _ if self.cursor == self.received => (NO_HEADER, offset),
+            _ => (Header::from_words(ring.load_words(offset)), offset + HEADER_SIZE),
+        }
     }
 
-    /// Checks that a message is inside its batch, and that the last one ends with it. Returns the bytes that the message takes.
+    /// Checks that the next message is inside its batch. Returns the bytes that it takes, and those behind it.
     #[inline(always)]
-    pub(super) fn check_size<R: Report<Violation>>(next: &NextMessage) -> Result<u64, R> {
-        let NextMessage { header, left, is_compact, is_last, .. } = *next;
-        let needs = if is_compact { left } else { wire::padded_size(header.ring_len()) };
+    pub(super) fn check_size<const COMPACT: bool, R: Report<Violation>>(
+        &self,
+        header: &Header,
+    ) -> Result<(u64, u64), R> {
+        let left = self.received - self.cursor;
+        let needs = if COMPACT { left } else { wire::padded_size(header.ring_len()) };
         ensure!(needs <= left, Violation::MessageTooLong { needs, left });
-        ensure!(needs == left || !is_last, Violation::TrailingBytes { unused: left - needs });
-        Ok(needs)
+        Ok((needs, left - needs))
+    }
+
+    /// Whether the next message is the last one of its batch.
+    #[inline(always)]
+    pub(super) fn is_at_last(&self) -> bool {
+        self.messages_left == 1
+    }
+
+    /// Whether the batch is compact, and has not ended.
+    #[inline(always)]
+    pub(super) fn is_compact(&self) -> bool {
+        self.compact.is_some()
     }
 
     /// Takes the next message, which has so many bytes, and lends it.

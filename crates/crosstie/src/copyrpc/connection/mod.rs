@@ -333,26 +333,36 @@ impl<U> Connection<U> {
         if self.has_stopped_receiving() {
             return Ok(None);
         }
-        let mut state = self.state.borrow_mut();
-        let state = &mut *state;
+        let mut guard = self.state.borrow_mut();
+        let state = &mut *guard;
         let Some(connected) = &mut state.connected else { return Ok(None) };
         let Some(message) = connected.protocol.next_message(&self.ring).map_err(Failure::Violation)? else {
             return Ok(None);
         };
-        let arrival = match (message, &state.bulk) {
-            (Message::Request { reply_token, offset, len, is_bulk: false }, None) => {
-                Arrival::Request { reply_token, offset, len }
+        let arrival = match message {
+            Message::Request { reply_token, offset, len, is_bulk: false } if state.bulk.is_none() => {
+                connected.finish_copied(is_copied, &state.own_position);
+                drop(guard);
+                return Ok(Some(Arrival::Request { reply_token, offset, len }));
             }
-            (Message::Response { user, offset, len, is_bulk: false, .. }, None) => {
-                Arrival::Response { user, offset, len }
+            Message::Response { user, offset, len, is_bulk: false, .. } if state.bulk.is_none() => {
+                connected.finish_copied(is_copied, &state.own_position);
+                drop(guard);
+                return Ok(Some(Arrival::Response { user, offset, len }));
             }
-            (message, _) => state.receive_beside_bulk(&self.ring, message)?,
+            Message::Request { reply_token, offset, len, is_bulk } => {
+                let message = Message::Request { reply_token, offset, len, is_bulk };
+                state.receive_beside_bulk(&self.ring, message)
+            }
+            Message::Response { call, user, offset, len, is_bulk } => {
+                let message = Message::Response { call, user, offset, len, is_bulk };
+                state.receive_beside_bulk(&self.ring, message)
+            }
         };
-        if is_copied && let Some(connected) = &mut state.connected {
-            connected.protocol.pass();
-            connected.publish_position(&state.own_position);
+        if let Some(connected) = &mut state.connected {
+            connected.finish_copied(is_copied, &state.own_position);
         }
-        Ok(Some(arrival))
+        arrival.map(Some)
     }
 
     /// Whether a flush may have something to do though no message was placed.
@@ -464,6 +474,17 @@ impl<U> Connection<U> {
         let state = self.state.borrow();
         let protocol = &state.connected.as_ref()?.protocol;
         Some((protocol.max_request_len(), protocol.max_response_len()))
+    }
+}
+
+impl<U> ConnectedState<U> {
+    /// Frees the ring space of the message that was taken last, if it came with its completion.
+    #[inline(always)]
+    fn finish_copied(&mut self, is_copied: bool, own_position: &Mr) {
+        if is_copied {
+            self.protocol.pass();
+            self.publish_position(own_position);
+        }
     }
 }
 

@@ -229,7 +229,7 @@ impl<U> ContextCore<U> {
     /// Receives the batch that `imm` announced, or the rest of the one before. If `may_pause`, it stops after half of many pending calls, so
     /// that the application makes new ones while the others are still to be received. It stops, too, when the handler has enough. The next
     /// poll continues.
-    #[inline(always)]
+    #[inline(never)]
     fn receive_batch(
         &self,
         connection: &Rc<Connection<U>>,
