@@ -227,19 +227,13 @@ impl Cq {
     #[inline(always)]
     pub(crate) fn next(&mut self, to: &mut Completion) -> Result<bool, CqError> {
         self.polls = self.polls.wrapping_add(1);
-        if self.source == Source::Hot && self.turns > 0 && !self.polls.is_multiple_of(POLLS_PER_FULL_CHECK) {
-            for _ in 0..self.hot.len() {
-                let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
-                self.next_hot = at + 1;
-                let hot = &mut self.hot[at];
-                if hot.lane.has_news(&hot.qp) {
-                    self.turns -= 1;
-                    if self.read_hot(at, to) {
-                        return Ok(true);
-                    }
-                    return self.next_of_all(to);
-                }
-                hot.is_stream = false;
+        if self.source == Source::Hot
+            && (self.turns > 0 || self.have_others_nothing())
+            && !self.polls.is_multiple_of(POLLS_PER_FULL_CHECK)
+        {
+            if self.next_of_hot(to) {
+                self.turns -= 1;
+                return Ok(true);
             }
             if self.is_quiet() {
                 self.pause_behind_stream();
@@ -249,14 +243,35 @@ impl Cq {
         self.next_of_all(to)
     }
 
-    #[inline(never)]
-    fn read_hot(&mut self, at: usize, to: &mut Completion) -> bool {
-        let HotLane { qp, lane, last_used, is_stream } = &mut self.hot[at];
-        let was_stream = core::mem::replace(is_stream, true);
-        *last_used = self.polls;
-        // One look says that this poll has reached the end, and the next one that nothing has come meanwhile.
-        self.looks_before_pause = 2;
-        lane.read(qp, was_stream, to)
+    /// Whether it is the hot lanes' turn again, because the other sources have nothing.
+    #[inline]
+    fn have_others_nothing(&mut self) -> bool {
+        let nothing = self.flushes.is_empty()
+            && self.stalled.is_empty()
+            && !self.shared.ring.is_published(self.cursor)
+            && !self.has_listed_lanes();
+        if nothing {
+            self.turns = TURNS;
+        }
+        nothing
+    }
+
+    /// Takes the next completion of a hot lane: of each in turn.
+    #[inline(always)]
+    fn next_of_hot(&mut self, to: &mut Completion) -> bool {
+        for _ in 0..self.hot.len() {
+            let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
+            self.next_hot = at + 1;
+            let HotLane { qp, lane, last_used, is_stream } = &mut self.hot[at];
+            if lane.read(qp, *is_stream, to) {
+                (*is_stream, *last_used) = (true, self.polls);
+                // One look says that this poll has reached the end, and the next one that nothing has come meanwhile.
+                self.looks_before_pause = 2;
+                return true;
+            }
+            *is_stream = false;
+        }
+        false
     }
 
     /// Whether there is nothing outside of the hot lanes, and nothing else to do for a poll. Counts as an empty poll then.
@@ -292,11 +307,7 @@ impl Cq {
             let found = match self.source {
                 Source::Ring => self.next_of_ring(to),
                 Source::Listed => self.has_listed_lanes() && self.next_of_listed(to),
-                Source::Hot => (0..self.hot.len()).any(|_| {
-                    let at = if self.next_hot < self.hot.len() { self.next_hot } else { 0 };
-                    self.next_hot = at + 1;
-                    self.read_hot(at, to)
-                }),
+                Source::Hot => self.next_of_hot(to),
             };
             if found {
                 self.turns -= 1;

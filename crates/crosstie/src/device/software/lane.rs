@@ -431,34 +431,36 @@ impl LaneReader {
         ready_set::stop_polling(&self.header.polled.word);
     }
 
-    /// Whether there is something to read: an entry, or the end of the connection.
-    #[inline(always)]
-    pub(super) fn has_news(&self, qp: &QpShared) -> bool {
-        self.epoch != qp.epoch() || self.entries.ring(self.cursor).published(self.cursor).is_some()
-    }
-
     /// Reads the next completion. Entries of earlier connections are dropped. `is_stream`: the last look found one, too.
     #[inline(always)]
     pub(super) fn read(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> bool {
         if self.epoch != qp.epoch() && !self.follow_connection(qp) {
             return false;
         }
-        let begin = self.cursor;
-        let mut found = false;
+        match self.read_entry(qp, is_stream, to) {
+            Some(true) => {
+                self.publish_cursor(qp);
+                true
+            }
+            Some(false) => self.read_behind_invalid(qp, to),
+            None => false,
+        }
+    }
+
+    /// Reads the next completion, behind an entry that was none.
+    #[cold]
+    #[inline(never)]
+    fn read_behind_invalid(&mut self, qp: &Arc<QpShared>, to: &mut Completion) -> bool {
+        let mut read = Some(false);
         // A peer that writes invalid entries does not keep the poller here.
         for _ in 0..self.entries.len() {
-            match self.read_entry(qp, is_stream, to) {
-                Some(is_completion) => found = is_completion,
-                None => break,
-            }
-            if found {
+            if read != Some(false) {
                 break;
             }
+            read = self.read_entry(qp, false, to);
         }
-        if self.cursor != begin {
-            self.publish_cursor(qp);
-        }
-        found
+        self.publish_cursor(qp);
+        read == Some(true)
     }
 
     /// Reads the entry at the cursor, if it is there and of this connection. False if no such receive is outstanding.
