@@ -306,13 +306,13 @@ pub(super) fn execute(
         SendOp::Write(to) => {
             check_access(attached, Access::REMOTE_WRITE)?;
             let target = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
-            memory.write(attached.mappings.resolve(link, target, len), data)?;
+            memory.write(target.find_mapping(&mut attached.mappings, link, len), data)?;
         }
         SendOp::WriteImm(to, imm) => {
             prefetch::for_write(attached.lane.entry(attached.recv.taken()));
             check_access(attached, Access::REMOTE_WRITE)?;
             let target = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
-            let target = attached.mappings.resolve(link, target, len);
+            let target = target.find_mapping(&mut attached.mappings, link, len);
             if len as usize <= LANE_DATA {
                 attached.last_target.remember(&memory, to);
             }

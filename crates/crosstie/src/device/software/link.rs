@@ -18,8 +18,7 @@ use rustix::process::Pid;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, REPLY_TIMEOUT, Reply, Request, hex};
-use super::copy_helpers::{CopyHelpers, MIN_SHARED};
-use super::copy_job::{HERE, Transfer};
+use super::in_place;
 use super::layout::{
     Header, MAGIC, MAX_DATAGRAM_SENDERS, PEER_LINES_LEN, PeerLine, QPS_AT, QpBlock, QpNum, REGIONS_AT,
     RegionEntry, RegionKey,
@@ -161,7 +160,7 @@ impl Link {
                     process,
                     seen_alive: AtomicU64::new(ticks().wrapping_sub(LIVENESS_VALID)),
                     dead: AtomicBool::new(false),
-                    use_proxy: AtomicBool::new(!peer.is_this_process() && is_access_refused(pid)),
+                    use_proxy: AtomicBool::new(!peer.is_this_process() && in_place::is_access_refused(pid)),
                     socket,
                     last_request: Mutex::new(FIRST_REQUEST),
                     watcher: OnceLock::new(),
@@ -286,26 +285,12 @@ impl Link {
                 return Err(Status::RetryExceeded);
             }
             let remote = pointer(addr).addr() as u64;
-            let helpers =
-                if len >= MIN_SHARED { CopyHelpers::of_process(copy_between_processes) } else { None };
             // SAFETY: the caller's promise; the kernel checks the remote address.
-            let copied = unsafe {
-                match helpers {
-                    Some(helpers) => {
-                        let pid = pid.as_raw_nonzero().get();
-                        let local = local.expose_provenance() as u64;
-                        match helpers.copy(&Transfer { pid, write, remote, local, len }) {
-                            0 => Ok(()),
-                            error => Err(error),
-                        }
-                    }
-                    None => process_vm(pid, write, remote, local, len),
-                }
-            };
+            let copied = unsafe { in_place::copy(pid, write, remote, local, len) };
             match copied {
                 Ok(()) if self.has_ended() => return Err(Status::RetryExceeded),
                 Ok(()) => return Ok(()),
-                Err(error) if is_refusal(error) => self.use_proxy.store(true, Relaxed),
+                Err(error) if in_place::is_refusal(error) => self.use_proxy.store(true, Relaxed),
                 Err(libc::ESRCH) => return Err(Status::RetryExceeded),
                 Err(_) => return Err(Status::RemoteOperation),
             }
@@ -425,84 +410,6 @@ fn proxy_result(reply: io::Result<Reply>) -> Result<u64, Status> {
         Ok(_) => Err(Status::RemoteOperation),
         Err(_) => Err(Status::RetryExceeded),
     }
-}
-
-/// Copies into memory of another process that is mapped into this one.
-///
-/// # Safety
-///
-/// As for [`copy`](crate::memory::copy::copy).
-#[inline(never)]
-pub(super) unsafe fn copy_into_mapping(from: *const u8, to: *mut u8, len: usize) {
-    if len >= MIN_SHARED
-        && let Some(helpers) = CopyHelpers::of_process(copy_between_processes)
-    {
-        let (remote, local) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
-        // SAFETY: the caller's promise.
-        let error = unsafe { helpers.copy(&Transfer { pid: HERE, write: true, remote, local, len }) };
-        debug_assert_eq!(error, 0);
-    } else {
-        // SAFETY: the caller's promise.
-        unsafe { crate::memory::copy::copy(from, to, len) };
-    }
-}
-
-/// A [`CopyFunction`](super::copy_helpers::CopyFunction).
-///
-/// # Safety
-///
-/// `local..local + len` is valid for reads, and for writes if `write` is false. If `pid` is [`HERE`], the same holds for `remote`, with reads and
-/// writes exchanged.
-unsafe fn copy_between_processes(transfer: &Transfer) -> i32 {
-    let Transfer { pid, write, remote, local, len } = *transfer;
-    let local = core::ptr::with_exposed_provenance_mut(local as usize);
-    let Some(pid) = Pid::from_raw(pid) else {
-        let remote = core::ptr::with_exposed_provenance_mut(remote as usize);
-        let (from, to) = if write { (local, remote) } else { (remote, local) };
-        // SAFETY: the caller's promise: `pid` is `HERE`.
-        unsafe { crate::memory::copy::copy(from, to, len) };
-        return 0;
-    };
-    // SAFETY: the caller's promise.
-    unsafe { process_vm(pid, write, remote, local, len) }.err().unwrap_or(0)
-}
-
-/// Whether the kernel forbids this process to access the memory of another one (seccomp, Yama, another container).
-fn is_access_refused(pid: Pid) -> bool {
-    let mut byte = 0;
-    // SAFETY: `byte` is valid. The kernel looks whether the access is allowed before it looks at the address, at which nothing is mapped.
-    unsafe { process_vm(pid, false, 1, &raw mut byte, 1) }.is_err_and(is_refusal)
-}
-
-fn is_refusal(error: i32) -> bool {
-    matches!(error, libc::EPERM | libc::ENOSYS | libc::EACCES)
-}
-
-/// # Safety
-///
-/// As for [`copy_between_processes`].
-unsafe fn process_vm(pid: Pid, write: bool, addr: u64, local: *mut u8, len: usize) -> Result<(), i32> {
-    let mut done = 0;
-    while done < len {
-        // SAFETY: `done < len`, so the address stays inside the caller's range.
-        let here = libc::iovec { iov_base: unsafe { local.add(done) }.cast(), iov_len: len - done };
-        let there = libc::iovec { iov_base: (addr as usize + done) as *mut _, iov_len: len - done };
-        let pid = pid.as_raw_nonzero().get();
-        // SAFETY: `here` describes memory that the caller promised to be valid; the kernel checks `there`.
-        let moved = unsafe {
-            if write {
-                libc::process_vm_writev(pid, &here, 1, &there, 1, 0)
-            } else {
-                libc::process_vm_readv(pid, &here, 1, &there, 1, 0)
-            }
-        };
-        match moved {
-            1.. => done += moved as usize,
-            0 => return Err(libc::EFAULT),
-            _ => return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(all(test, not(loom)))]

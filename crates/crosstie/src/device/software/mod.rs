@@ -2,7 +2,7 @@
 //!
 //! **The poster's thread executes the operation.** A WRITE is a lookup in the peer's table of regions and a copy into its
 //! mapped segment; a completion is a store of one cache line into the peer's completion lane. The peer's CPU takes no part. There are two
-//! exceptions. Memory registered in place is reached with `process_vm_writev`, unless it can be mapped (`peer_mapping.rs`); atomics on it, and all
+//! exceptions. Memory registered in place is reached with `process_vm_writev`, or through a mapping (`in_place/`); atomics on it, and all
 //! access where the kernel forbids that call, go through the peer's service thread. And a request that cannot be executed yet (no receive,
 //! peer not ready) is retried by a progress thread here.
 //!
@@ -38,19 +38,17 @@
 //! | `layout.rs` | layout of a segment |
 //! | `state.rs`, `setup.rs` | the device's tables; opening it, protection domains, regions |
 //! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
-//! | `datapath.rs`, `at_hand.rs`, `peer_qp.rs`, `peer_memory.rs`, `peer_mapping.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
+//! | `datapath.rs`, `at_hand.rs`, `peer_qp.rs`, `peer_memory.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
 //! | `recv.rs`, `shared_recv.rs` | receive queues: of one queue pair, and shared ones |
 //! | `lane.rs`, `cq_ring.rs` | completion lanes and completion rings |
 //! | `cq.rs`, `cq_lanes.rs` | completion queues: polling them, and their lanes |
-//! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
+//! | `in_place/` | copies between processes; with the cargo feature `fast-in-place-copies` also mapped memory, and threads that help with long copies |
 //! | `deferred.rs`, `progress.rs` | requests that have to wait, and the threads that retry them |
 //! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
 //! | `quiescence.rs`, `peer_lines.rs`, `removal.rs` | who may still touch an object that goes away, and what is freed later |
 
 mod at_hand;
 mod control;
-mod copy_helpers;
-mod copy_job;
 mod cq;
 mod cq_lanes;
 mod cq_ring;
@@ -66,6 +64,7 @@ mod forged;
 mod forged_data_tests;
 #[cfg(all(test, not(loom)))]
 mod fuzz_tests;
+mod in_place;
 #[cfg(test)]
 mod invalid_input_tests;
 mod lane;
@@ -76,7 +75,6 @@ mod link;
 #[cfg(test)]
 mod pauses;
 mod peer_lines;
-mod peer_mapping;
 mod peer_memory;
 mod peer_qp;
 mod progress;
