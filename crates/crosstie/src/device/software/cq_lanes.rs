@@ -11,7 +11,8 @@
 use std::sync::Arc;
 
 use super::Cq;
-use super::cq::{PendingFlush, RemovedQp};
+use super::cq::PendingFlush;
+use super::cq_shared::RemovedQp;
 use super::lane::LaneReader;
 use super::qp::{QpShared, RecvSource};
 use crate::device::Completion;

@@ -32,11 +32,11 @@ use core::sync::atomic::{
 };
 use std::sync::Arc;
 
+use super::device_memory::Allocation;
 use super::layout::{CacheLine, CqHeader, QpBlock, QpNum};
 use super::peer_memory::try_for_each_piece;
 use super::qp::{QpShared, RecvSource};
 use super::recv::{PeerRecvQueue, TakenRecv};
-use super::state::{Allocation, DeviceShared};
 use crate::device::InlineData;
 use crate::device::{Completion, Data, DeviceError, Opcode, Status};
 use crate::memory::copy::copy;
@@ -186,7 +186,6 @@ const _: () = {
 /// The lane of a queue pair, as its owner keeps it.
 #[derive(Debug)]
 pub(super) struct Lane {
-    device: Arc<DeviceShared>,
     header: SharedRef<LaneHeader>,
     entries: SharedSlice<LaneEntry>,
     memory: Allocation,
@@ -198,27 +197,19 @@ pub(super) struct Lane {
 impl Lane {
     /// A lane for a queue pair in its first epoch, with this number of receives, of its own or of a shared receive queue.
     pub(super) fn new(
-        device: &Arc<DeviceShared>,
+        allocate: impl FnOnce(u64) -> Result<Allocation, DeviceError>,
         receives: u32,
         is_shared: bool,
         epoch: u64,
     ) -> Result<Lane, DeviceError> {
         let depth = receives.max(2).next_power_of_two();
         let depth = if is_shared { depth.min(MAX_SHARED_DEPTH) } else { depth };
-        let memory = device.allocate(LANE_ENTRIES_AT + u64::from(depth) * size_of::<LaneEntry>() as u64)?;
-        let parts = SharedRef::new(&device.segment, memory.at).zip(SharedSlice::new(
-            &device.segment,
-            memory.at + LANE_ENTRIES_AT,
-            depth as usize,
-        ));
-        let Some((header, entries)) = parts else {
-            device.free(&memory);
-            return Err(DeviceError::Exhausted { what: "device memory" });
-        };
+        let memory = allocate(LANE_ENTRIES_AT + u64::from(depth) * size_of::<LaneEntry>() as u64)?;
+        let (segment, at) = (memory.segment(), memory.at());
+        let no_memory = || DeviceError::Exhausted { what: "device memory" };
         Ok(Lane {
-            device: device.clone(),
-            header,
-            entries,
+            header: SharedRef::new(segment, at).ok_or_else(no_memory)?,
+            entries: SharedSlice::new(segment, at + LANE_ENTRIES_AT, depth as usize).ok_or_else(no_memory)?,
             memory,
             first: AtomicU64::new(0),
             epoch: AtomicU64::new(epoch),
@@ -227,7 +218,7 @@ impl Lane {
 
     /// Tells peers where the lane is.
     pub(super) fn describe(&self, block: &QpBlock) {
-        block.owner_line.lane_at.store(self.memory.at, Relaxed);
+        block.owner_line.lane_at.store(self.memory.at(), Relaxed);
         block.owner_line.lane_depth.store(self.entries.len() as u32, Relaxed);
     }
 
@@ -249,12 +240,6 @@ impl Lane {
         self.first.store(first, Relaxed);
         // Release, partner: the Acquire load in `LaneReader::follow_connection`.
         self.epoch.store(epoch, Release);
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.device.free(&self.memory);
     }
 }
 
@@ -473,7 +458,7 @@ impl LaneReader {
         // Orders the loads of the entry before that of the epoch. Partner: the Release fence in `PeerLane::new`; the owner
         // changes the epoch before it connects a peer that can overwrite the entry.
         atomic_fence(Acquire);
-        // `qp::destroy` ends the epoch, too.
+        // `QpShared::mark_destroyed` ends the epoch, too.
         if qp.epoch() != self.epoch {
             return None;
         }

@@ -23,10 +23,11 @@ use super::layout::{
     Header, MAGIC, MAX_DATAGRAM_SENDERS, PEER_LINES_LEN, PeerLine, QPS_AT, QpBlock, QpNum, REGIONS_AT,
     RegionEntry, RegionKey,
 };
+use super::lock::locked;
 use super::peer_lines::OpenLine;
 use super::region_keys::pointer;
-use super::service::Wakeup;
-use super::state::{local_regions, locked};
+use super::regions::local_regions;
+use super::wakeup::Wakeup;
 use crate::device::clock::ticks;
 use crate::device::{DeviceError, SendOp, Status};
 use crate::local::socket::{self, Peer, Socket};
@@ -488,12 +489,12 @@ mod tests {
     fn message_that_nobody_reads_does_not_wake_the_service_thread() {
         let (link, peer, devices) = scripted();
         let (link, device) = (Arc::new(link), shared(&devices[0]));
-        device.service.watch(&link).unwrap();
+        device.watch.add_link(&link).unwrap();
         reply(&peer, 77, 0);
         let mut arrived = [PollFd::new(&link.socket, PollFlags::IN)];
         assert_eq!(rustix::event::poll(&mut arrived, None), Ok(1));
         let no_wait = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut events = [PollFd::new(&device.service.epoll, PollFlags::IN)];
+        let mut events = [PollFd::new(&device.watch.epoll, PollFlags::IN)];
         assert_eq!(rustix::event::poll(&mut events, Some(&no_wait)), Ok(0), "its thread would spin");
         // The end of the connection is noticed behind the message.
         drop(peer);

@@ -9,7 +9,7 @@ use super::error::ExecuteError;
 use super::in_place::{MappedPtr, PeerMappings};
 use super::layout::{IN_PLACE, RegionEntry, RegionKey};
 use super::link::Link;
-use super::recv::{RECV_ACCESS, RecvSge};
+use super::recv_slots::{RECV_ACCESS, RecvSge};
 use super::region_keys::pointer;
 use crate::device::{Access, Data, RemoteAddr, Status};
 use crate::memory::copy::{copy, copy_streaming};
@@ -61,7 +61,7 @@ impl PeerMemory<'_> {
     #[inline(always)]
     fn look_up(&self, key: u32, addr: u64, len: u32, access: Access) -> Option<RemotePtr> {
         let entry = &self.link.regions[RegionKey::from_bits(key).index() as usize];
-        // Acquire, partner: the Release store in `DeviceShared::add_region`.
+        // Acquire, partner: the Release store in `Regions::add`.
         if entry.key.load(Acquire) != key || key == 0 {
             return None;
         }
@@ -272,7 +272,7 @@ impl LastTarget {
         }
         // No two regions have the same key and the same address (`region_keys.rs`), and a region has its key as long as it exists. The rest
         // of the entry was checked when it was found.
-        // Acquire, partner: the Release store in `DeviceShared::add_region`.
+        // Acquire, partner: the Release store in `Regions::add`.
         if entry.key.load(Acquire) != to.rkey || entry.addr.load(Relaxed) != self.addr {
             return None;
         }

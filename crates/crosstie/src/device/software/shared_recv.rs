@@ -17,9 +17,9 @@ use core::sync::atomic::{
 };
 use std::sync::Arc;
 
+use super::device_memory::Allocation;
 use super::layout::{OWNER_TAKES, SrqHeader, SrqWord};
-use super::recv::{CompletedRecv, RecvSlots, WrittenEntries, check, room};
-use super::state::{Allocation, DeviceShared};
+use super::recv_slots::{CompletedRecv, RecvSlots, WrittenEntries, check, room};
 use crate::device::{DeviceError, PostError, RecvWr};
 use crate::memory::prefetch::{self, CACHE_LINE};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
@@ -27,7 +27,6 @@ use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 /// A shared receive queue, as its owner uses it. Datagram queue pairs without an SRQ have one of their own.
 #[derive(Debug)]
 pub(super) struct SharedRecvQueue {
-    pub(super) device: Arc<DeviceShared>,
     pub(super) header: SharedRef<SrqHeader>,
     words: SharedSlice<AtomicU64>,
     slots: RecvSlots,
@@ -47,7 +46,7 @@ struct RecvRecord {
     /// One more than the position at which it was posted; zero once it has completed. The poster sets it. The poller that changes it
     /// back, by a compare-and-swap, completes the receive: no two receives of a queue have the same position.
     posted_at: AtomicU64,
-    /// The `posted_at` of the receive whose return was announced last. Writer: the thread that holds `ServiceHandle::cleanup`.
+    /// The `posted_at` of the receive whose return was announced last. Writer: the thread that holds `DeviceShared::cleanup`.
     returned_at: AtomicU64,
     /// Bytes that it has room for.
     room: AtomicU32,
@@ -67,7 +66,7 @@ fn srq_slots_at(offset: u64, depth: u32) -> Option<u64> {
 
 impl SharedRecvQueue {
     pub(super) fn new(
-        device: &Arc<DeviceShared>,
+        allocate: impl FnOnce(u64) -> Result<Allocation, DeviceError>,
         pd: u32,
         max_wr: u32,
         max_sge: u32,
@@ -75,16 +74,15 @@ impl SharedRecvQueue {
         let depth = max_wr.max(4).next_power_of_two();
         let bytes = srq_slots_at(0, depth).map(|at| at + RecvSlots::bytes(depth, max_sge));
         let no_memory = || DeviceError::Exhausted { what: "device memory" };
-        let memory = device.allocate(bytes.ok_or_else(no_memory)?)?;
+        let memory = allocate(bytes.ok_or_else(no_memory)?)?;
         let header: SharedRef<SrqHeader> =
-            SharedRef::new(&device.segment, memory.at).ok_or_else(no_memory)?;
+            SharedRef::new(memory.segment(), memory.at()).ok_or_else(no_memory)?;
         header.depth.store(depth, Relaxed);
         header.sges.store(max_sge, Relaxed);
         header.pd.store(pd, Relaxed);
         let (words, slots) =
-            words_and_slots(&device.segment, memory.at, depth, max_sge).ok_or_else(no_memory)?;
+            words_and_slots(memory.segment(), memory.at(), depth, max_sge).ok_or_else(no_memory)?;
         Ok(SharedRecvQueue {
-            device: device.clone(),
             header,
             words,
             slots,
@@ -264,7 +262,7 @@ impl SharedRecvQueue {
     }
 
     /// The outstanding receives that a taker took for which `of` holds, in the order of posting. Each is announced once, however often this
-    /// is called: so all that wait to be returned are never more than the queue has. The caller holds `ServiceHandle::cleanup`.
+    /// is called: so all that wait to be returned are never more than the queue has. The caller holds `DeviceShared::cleanup`.
     pub(super) fn announce_return(&self, of: impl Fn(u16) -> bool) -> Vec<TakenSlot> {
         let is_taken = |(taken, word): &(TakenSlot, SrqWord)| word.is_taken_by(taken.position, &of);
         self.announce(self.outstanding().filter(is_taken).map(|(taken, _)| taken))
@@ -304,12 +302,6 @@ pub(super) struct TakenSlot {
     /// Where it was posted: no two receives of a queue have the same position.
     position: u64,
     slot: u32,
-}
-
-impl Drop for SharedRecvQueue {
-    fn drop(&mut self) {
-        self.device.free(&self.memory);
-    }
 }
 
 /// The state of the one thread that posts to a [`SharedRecvQueue`].
@@ -471,8 +463,8 @@ mod tests {
         const CAPACITY: u32 = 4;
         let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
         let shared = super::super::invalid_input_tests::shared_arc(&device);
-        let queue = SharedRecvQueue::new(shared, 1, CAPACITY, 1).unwrap();
-        let (words, _) = words_and_slots(&shared.segment, queue.memory.at, CAPACITY, 1).unwrap();
+        let queue = SharedRecvQueue::new(|len| shared.allocate(len), 1, CAPACITY, 1).unwrap();
+        let (words, _) = words_and_slots(&shared.memory.segment, queue.memory.at(), CAPACITY, 1).unwrap();
         let taker =
             |taker| SharedTaker { header: queue.header.clone(), words: words.clone(), taker, next: 0 };
         let completed = |slot: u16| queue.complete(slot.into()).map(|recv| recv.wr_id);
@@ -518,7 +510,7 @@ mod tests {
         let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
         let shared = super::super::invalid_input_tests::shared_arc(&device);
         for posts_again in [false, true] {
-            let queue = Arc::new(SharedRecvQueue::new(shared, 1, 1, 1).unwrap());
+            let queue = Arc::new(SharedRecvQueue::new(|len| shared.allocate(len), 1, 1, 1).unwrap());
             let mut cursor = PostCursor::default();
             queue.post(&mut cursor, &RecvWr { wr_id: 7, sges: &[] }, 1).unwrap();
             let (sender, others) = std::sync::mpsc::channel();
@@ -542,7 +534,7 @@ mod tests {
         let shared = super::super::invalid_input_tests::shared_arc(&device);
         // Not a power of two: there are more slots than receives.
         for capacity in [1, 3, 1000] {
-            let queue = SharedRecvQueue::new(shared, 1, capacity, 1).unwrap();
+            let queue = SharedRecvQueue::new(|len| shared.allocate(len), 1, capacity, 1).unwrap();
             let mut cursor = PostCursor::default();
             let wr = |wr_id| RecvWr { wr_id, sges: &[] };
             for wr_id in 0..capacity {
