@@ -100,7 +100,7 @@ pub struct Cq {
     pub(super) qps: Vec<Option<Member>>,
     /// The lanes that are looked at in every poll. At most [`MAX_HOT`].
     pub(super) hot: Vec<HotLane>,
-    /// Other lanes that have to be looked at, see [`LaneReader::is_listed`](super::lane::LaneReader::is_listed).
+    /// Other lanes that have to be looked at, see [`LaneReader::is_listed`](super::lane_reader::LaneReader::is_listed).
     pub(super) listed: VecDeque<usize>,
     /// The source that is looked at first.
     source: Source,

@@ -80,6 +80,7 @@ mod in_place;
 #[cfg(test)]
 mod invalid_input_tests;
 mod lane;
+mod lane_reader;
 #[cfg(test)]
 mod lane_tests;
 mod layout;
