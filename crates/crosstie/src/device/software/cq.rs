@@ -243,7 +243,7 @@ impl Cq {
     /// Called after a look that has found nothing. If the poller has just caught up with a stream, another look at once would take the
     /// cache line from the producer while it writes its next entry. A response to something sent just now takes longer than the pause
     /// anyway.
-    #[inline(always)]
+    #[inline]
     fn pause_behind_stream(&mut self) {
         if self.looks_before_pause > 0 {
             self.looks_before_pause -= 1;
@@ -255,13 +255,13 @@ impl Cq {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_listed_lanes(&self) -> bool {
         !self.listed.is_empty() || !self.shared.ring.header.ready.is_empty()
     }
 
     /// Takes the next completion that is not in a lane: from the ring, or one that a notice has announced.
-    #[inline(always)]
+    #[inline]
     fn next_of_ring(&mut self, to: &mut Completion) -> bool {
         let begin = self.cursor;
         let mut found = false;
@@ -300,7 +300,7 @@ impl Cq {
     }
 
     /// Checks for an overrun and for notices.
-    #[inline(always)]
+    #[inline]
     fn check_after_empty_poll(&mut self) -> Result<(), CqError> {
         if self.shared.ring.header.overrun.load(Relaxed) != 0 {
             return Err(CqError::Overrun);
@@ -324,7 +324,7 @@ impl Cq {
         self.pass_stalled_producers();
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_new_notices(&self) -> bool {
         self.shared.notices.has_new(self.seen_notices)
     }
@@ -472,7 +472,7 @@ impl Cq {
         self.decode(request, subject, result)
     }
 
-    #[inline(always)]
+    #[inline]
     fn apply_notices_if_any(&mut self) {
         if self.has_new_notices() || !self.notices.is_empty() {
             self.apply_notices();

@@ -80,7 +80,7 @@ pub(super) struct LaneEntry {
 
 impl LaneEntry {
     /// The slot and the tag of the entry at `position`, if it has been published. A peer wrote them: nothing about them is certain.
-    #[inline(always)]
+    #[inline]
     pub(super) fn published(&self, position: u64) -> Option<(u16, LaneTag)> {
         // Acquire, partner: the Release store in `publish`. The other words, and the payload, are visible with it.
         let head = self.head.load(Acquire);
@@ -89,20 +89,20 @@ impl LaneEntry {
     }
 
     /// The immediate and the length. As uncertain as the slot.
-    #[inline(always)]
+    #[inline]
     pub(super) fn detail(&self) -> (u32, u32) {
         let detail = self.detail.load(Relaxed);
         ((detail >> 32) as u32, detail as u32)
     }
 
     /// A copy of the message. As uncertain as the slot.
-    #[inline(always)]
+    #[inline]
     pub(super) fn data(&self) -> [u64; LANE_DATA / 8] {
         core::array::from_fn(|i| self.data[i].load(Relaxed))
     }
 
     /// Where the writer of this entry stores up to [`LANE_DATA`] bytes.
-    #[inline(always)]
+    #[inline]
     pub(super) fn data_ptr(&self) -> *mut u8 {
         core::ptr::from_ref(&self.data).cast_mut().cast()
     }
@@ -134,35 +134,35 @@ impl LaneTag {
         LaneTag(Opcode::RecvWriteImm as u16 | Self::HAS_IMM | Self::HAS_DATA);
 
     /// `has_data`: the entry carries the message.
-    #[inline(always)]
+    #[inline]
     fn new(new: &NewEntry, has_data: bool) -> LaneTag {
         let flags =
             if new.imm.is_some() { Self::HAS_IMM } else { 0 } | if has_data { Self::HAS_DATA } else { 0 };
         LaneTag((new.status as u16) << 8 | new.opcode as u16 | flags)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn opcode(self) -> Opcode {
         Opcode::from_code(self.0 as u8 & 7)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn status(self) -> Status {
         if self.is_success() { Status::Success } else { Status::from_code((self.0 >> 8) as u8) }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_success(self) -> bool {
         self.0 >> 8 == 0
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_imm(self) -> bool {
         self.0 & Self::HAS_IMM != 0
     }
 
     /// A failed request has no data, whatever the peer says.
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_data(self) -> bool {
         self.is_success() && self.0 & Self::HAS_DATA != 0
     }

@@ -36,7 +36,7 @@ impl LaneReader {
 
     /// Whether [`read`](LaneReader::read) would find an entry. What a peer left in the lane of a connection that has ended does not
     /// count: otherwise a thread that waits for completions would not sleep until a stopped peer has left.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_ready(&self, qp: &QpShared) -> bool {
         let position = if self.epoch == qp.epoch() {
             Some(self.cursor)
@@ -59,7 +59,7 @@ impl LaneReader {
     }
 
     /// Whether there is something to read: an entry, or the end of the connection.
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_news(&self, qp: &QpShared) -> bool {
         self.epoch != qp.epoch() || self.entries.ring(self.cursor).published(self.cursor).is_some()
     }

@@ -324,7 +324,7 @@ impl Link {
     }
 
     /// Whether the peer's process has ended, or had ended [`LIVENESS_VALID`] ago at the latest.
-    #[inline(always)]
+    #[inline]
     fn has_ended(&self) -> bool {
         let Some(process) = &self.process else { return self.is_dead() };
         let now = ticks();

@@ -39,7 +39,7 @@ impl RemotePtr {
 
     /// The same location, which was checked for `len` bytes. If it is in memory in place that is mapped here, with the place where it is mapped:
     /// that is valid until the next call.
-    #[inline(always)]
+    #[inline]
     pub(super) fn find_mapping(self, mappings: &mut PeerMappings, link: &Link, len: u32) -> RemotePtr {
         let RemotePtr::InPlace { addr, key, .. } = self else { return self };
         let mapped = mappings.find(&link.regions, link.process.as_ref(), key, addr, len);
@@ -119,7 +119,7 @@ impl PeerMemory<'_> {
     /// # Safety
     ///
     /// As for [`copy`]. If the ranges overlap (a loopback connection), the result is some mixture of the bytes, as on a NIC.
-    #[inline(always)]
+    #[inline]
     unsafe fn copy_mapped(&self, from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -220,7 +220,7 @@ impl PeerMemory<'_> {
 }
 
 /// Calls `each` with the pieces of a request's data, in order, until it fails. They are readable: slices, and ranges of live regions.
-#[inline(always)]
+#[inline]
 pub(super) fn try_for_each_piece<E>(
     data: &Data<'_>,
     mut each: impl FnMut(*const u8, usize) -> Result<(), E>,

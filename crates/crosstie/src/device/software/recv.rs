@@ -188,7 +188,7 @@ impl PeerRecvQueue {
     }
 
     /// The number of receives that this sender has taken.
-    #[inline(always)]
+    #[inline]
     pub(super) fn taken(&self) -> u64 {
         self.taken
     }
@@ -220,7 +220,7 @@ impl PeerRecvQueue {
         Some(self.note_taken(position, slot, line))
     }
 
-    #[inline(always)]
+    #[inline]
     fn note_taken(&mut self, position: u64, slot: u16, line: &PeerLine) -> TakenRecv {
         self.taken = position.wrapping_add(1);
         line.taken.store(self.taken, Relaxed);
@@ -233,7 +233,7 @@ impl PeerRecvQueue {
         self.slots.sges(slot & (self.slots.depth() - 1))
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_shared(&self) -> bool {
         self.shared.is_some()
     }

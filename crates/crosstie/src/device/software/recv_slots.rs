@@ -44,7 +44,7 @@ impl RecvSlots {
         Some(RecvSlots { words, depth: depth as usize, stride, max_sge })
     }
 
-    #[inline(always)]
+    #[inline]
     fn write(&self, slot: usize, sges: &[Sge<'_>]) {
         let words = self.words.range(slot * self.stride + RECV_HEAD_WORDS, 2 * sges.len());
         for ([addr, len_key], sge) in words.as_chunks().0.iter().zip(sges) {
@@ -53,7 +53,7 @@ impl RecvSlots {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn write_count(&self, slot: usize, count: u32) {
         self.words[slot * self.stride].store(count.into(), Relaxed);
     }
@@ -97,7 +97,7 @@ pub(super) struct CompletedRecv {
 
 impl CompletedRecv {
     /// Whether a peer can have completed this receive so. The bytes of a WRITE+IMM are not in the receive.
-    #[inline(always)]
+    #[inline]
     pub(super) fn fits(self, opcode: Opcode, byte_len: u32) -> bool {
         match opcode {
             Opcode::Recv => byte_len <= self.room,
@@ -122,7 +122,7 @@ impl Default for WrittenEntries {
 
 impl WrittenEntries {
     /// Writes the entries of a receive into its slot.
-    #[inline(always)]
+    #[inline]
     pub(super) fn write(&self, slots: &RecvSlots, slot: usize, sges: &[Sge<'_>]) {
         let count = sges.len() as u32;
         if self.count.load(Relaxed) != count {

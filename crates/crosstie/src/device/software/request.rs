@@ -22,7 +22,7 @@ pub(super) fn check_data(data: &Data<'_>, config: &QpConfig, max: u64) -> Result
 
 /// Whether a send queue has no room. `done` comes from completions, which a peer may have forged: it can be more than was
 /// posted, and then there is room.
-#[inline(always)]
+#[inline]
 pub(super) fn is_send_queue_full(posted: u64, done: u64, max: u32) -> bool {
     posted >= done.wrapping_add(max.into())
 }

@@ -144,7 +144,7 @@ impl SharedRecvQueue {
     /// The next position whose word is not the only record of who took a receive. Completions of several connections are polled in any
     /// order, so such a receive may be much older than the others. Takers skip the positions that are left out, because the words
     /// there are of other positions. There is always one: there are twice as many words as receives.
-    #[inline(always)]
+    #[inline]
     fn free_position(&self, cursor: &PostCursor) -> Option<u64> {
         if self.is_free_position(cursor.posted) {
             return Some(cursor.posted);
@@ -157,21 +157,21 @@ impl SharedRecvQueue {
         (first..first + self.words.len() as u64 - 1).find(|position| self.is_free_position(*position))
     }
 
-    #[inline(always)]
+    #[inline]
     fn is_free_position(&self, position: u64) -> bool {
         // Acquire, partner: the Release store in `complete`.
         !self.word_in_use(position).load(Acquire)
     }
 
     /// Whether the receive that was posted last at the word of this position is outstanding.
-    #[inline(always)]
+    #[inline]
     fn word_in_use(&self, position: u64) -> &AtomicBool {
         &self.words_in_use[position as usize & (self.words_in_use.len() - 1)]
     }
 
     /// A slot that is not in use, and its record. Slots usually become free in the order of posting, so the first one that is
     /// checked is free. A full queue is searched again only after a receive completed.
-    #[inline(always)]
+    #[inline]
     fn free_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
         if !cursor.full
             && let Some(record) = self.check_slot(cursor)
@@ -182,7 +182,7 @@ impl SharedRecvQueue {
     }
 
     /// Checks the slot where to look first, and moves on to the next one.
-    #[inline(always)]
+    #[inline]
     fn check_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
         let slot = if cursor.next < self.records.len() { cursor.next } else { 0 };
         cursor.next = slot + 1;
@@ -227,7 +227,7 @@ impl SharedRecvQueue {
 
     /// Completes the receive that the record is of, if that is still the one which was posted at `posted_at`. The poller of another queue
     /// may be completing it, too, if a peer has forged an entry: one of the two does.
-    #[inline(always)]
+    #[inline]
     fn complete_posted_at(&self, record: &RecvRecord, posted_at: u64) -> Option<CompletedRecv> {
         let position = posted_at.checked_sub(1)?;
         let recv = CompletedRecv { wr_id: record.wr_id.load(Relaxed), room: record.room.load(Relaxed) };
@@ -318,7 +318,7 @@ pub(super) struct PostCursor {
 }
 
 impl PostCursor {
-    #[inline(always)]
+    #[inline]
     fn count_check(&mut self) {
         #[cfg(test)]
         {

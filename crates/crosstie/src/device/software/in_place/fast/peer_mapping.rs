@@ -101,7 +101,7 @@ impl Target {
     const NONE: Target = Target { key: 0, addr: 0, len: 0, at: core::ptr::null_mut() };
 
     /// Where `len` bytes at `addr` are mapped, if they are inside the region with this key.
-    #[inline(always)]
+    #[inline]
     fn find(&self, key: u32, addr: u64, len: u32) -> Option<*mut u8> {
         let offset = addr.wrapping_sub(self.addr);
         (key == self.key && offset < self.len && u64::from(len) <= self.len - offset)
@@ -129,7 +129,7 @@ impl PeerMappings {
 
     /// Where `len` bytes at `addr`, which were checked for the region with this key, are mapped, if they are. Valid until the next call. `regions`
     /// is the peer's table, and `process` its process.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn find(
         &mut self,
         regions: &SharedSlice<RegionEntry>,
