@@ -55,7 +55,13 @@
 //! | `group` | [`group`], with `endpoint` and `bootstrap` |
 //! | `device`, `bootstrap` | [`device`] and [`region`]; [`bootstrap`] |
 //!
-//! Off by default are `verbs` (RDMA NICs and Soft-RoCE; needs cmake and libclang) and `mpi` ([`bootstrap`] over MPI; needs an MPI).
+//! Off by default:
+//!
+//! | feature | adds |
+//! | --- | --- |
+//! | `verbs` | RDMA NICs and Soft-RoCE; needs cmake and libclang |
+//! | `mpi` | [`bootstrap`] over MPI; needs an MPI |
+//! | `fast-in-place-copies` | software device: WRITEs into memory that another process registered in place are faster. Memory that is written often is mapped, if the process may do that, and helper threads share copies from 128 KiB on. `CROSSTIE_MAP_MEMORY=0` and `CROSSTIE_COPY_HELPERS=0` turn them off in a running program. The NCCL plugin and the benchmarks use it |
 //!
 //! The repository's guide (`docs/guide/`) has a page for each module, and `examples/` complete programs of two and more processes.
 

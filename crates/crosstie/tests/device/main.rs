@@ -1,6 +1,7 @@
 //! Devices beyond their contract, which the program `conformance` checks: injected faults, registered memory and its keys.
 
 mod fault;
+#[cfg(feature = "fast-in-place-copies")]
 mod mapped_peer_memory;
 mod region_keys;
 mod regions;

@@ -17,19 +17,21 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::abandoned::is_abandoned;
 use super::cq_lanes::{HotLane, MAX_HOT, Member};
 use super::cq_ring::CqRing;
+use super::cq_shared::{CqShared, Notice, ReturnedRecvs};
+use super::error::check_limit;
 use super::layout::{
     CQES_AT, CqHeader, Cqe, CqeKind, QpNum, RequestWord, ResultWord, SubjectWord, short_epoch, taker_of_qp,
 };
+use super::lock::locked;
 use super::qp::{QpShared, RecvSource};
 use super::setup::{Device, DeviceHandle};
 use super::shared_recv::{SharedRecvQueue, TakenSlot};
-use super::state::{Allocation, DeviceShared, check_limit, locked};
 use crate::device::InlineData;
 use crate::device::{Completion, CqConfig, CqError, DeviceError, Opcode, QpState, Status};
 use crate::memory::segment::SharedRef;
-use crate::ring::notices::Notices;
 use crate::ring::stalled::{MAX_STALLED, StalledPositions};
 use crate::wait::{self, WaitStrategy};
 
@@ -50,96 +52,19 @@ const HOLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The same, while an entry is reserved and not published.
 const HOLE_CHECK_INTERVAL_IF_ANY: Duration = Duration::from_millis(5);
 
-/// The part of a completion queue that its queue pairs share with it.
-#[derive(Debug)]
-pub(super) struct CqShared {
-    pub(super) device: Arc<DeviceShared>,
-    pub(super) ring: CqRing,
-    memory: Allocation,
-    pub(super) notices: Notices<Notice>,
-}
-
-/// What the poller has to learn of, beside entries.
-#[derive(Debug)]
-pub(super) enum Notice {
-    /// A queue pair uses this queue from now on.
-    Added(Arc<QpShared>),
-    /// A queue pair is gone; it has no entry in the ring at or behind the position of the notice.
-    Removed(RemovedQp),
-    /// The peer of this queue pair, which is in ERR, completes no more receives: the remaining ones are flushed, unless the queue pair
-    /// was reset since, and is in another epoch.
-    Flush { qp: Arc<QpShared>, epoch: u64 },
-    /// Receives that nobody will complete. If several queues have a notice of them, the last one whose notice is due returns them, with
-    /// completions of one of its own queue pairs.
-    Return { returned: Arc<ReturnedRecvs>, qp_num: u32 },
-}
-
-/// Receives of a shared receive queue that the poller returns to the program, if they have not completed by the time when it has read what
-/// their takers published. They were collected when the takers were gone, so it does not matter who has a taker's number since.
-#[derive(Debug)]
-pub(super) struct ReturnedRecvs {
-    pub(super) queue: Arc<SharedRecvQueue>,
-    pub(super) taken: Vec<TakenSlot>,
-    pub(super) status: Status,
-}
-
-/// A queue pair that is gone. No peer is inside an operation on it.
-#[derive(Debug)]
-pub(super) struct RemovedQp {
-    pub(super) qp: Arc<QpShared>,
-    /// The receives of a shared receive queue that its peer had taken. The next queue pair with the same index can take others before
-    /// the poller learns of the removal.
-    pub(super) taken: Vec<TakenSlot>,
-}
-
-impl CqShared {
-    /// Offset of the queue in the segment.
-    pub(super) fn at(&self) -> u64 {
-        self.memory.at
-    }
-
-    /// Adds a queue pair whose completions will arrive here.
-    pub(super) fn add_qp(&self, qp: &Arc<QpShared>) {
-        self.post_notice(Notice::Added(qp.clone()));
-    }
-
-    /// Removes a queue pair whose peer is not inside an operation.
-    pub(super) fn remove_qp(&self, qp: &Arc<QpShared>) {
-        let taken = match &qp.recv {
-            RecvSource::Shared(queue) => queue.taken_by(taker_of_qp(qp.num)),
-            _ => Vec::new(),
-        };
-        self.post_notice(Notice::Removed(RemovedQp { qp: qp.clone(), taken }));
-    }
-
-    /// Posts a notice behind everything that has been reserved in the ring.
-    pub(super) fn post_notice(&self, notice: Notice) {
-        let must_wake = matches!(notice, Notice::Flush { .. } | Notice::Return { .. });
-        self.notices.post(&self.ring.header.head.word, notice);
-        if must_wake {
-            self.ring.header.parker.wake();
-        }
-    }
-}
-
-impl Drop for CqShared {
-    fn drop(&mut self) {
-        self.device.free(&self.memory);
-    }
-}
-
 impl Device {
     pub(crate) fn create_cq(&self, config: &CqConfig) -> Result<Cq, DeviceError> {
         let device = &self.handle.device;
-        check_limit("completions", config.depth, device.attr().max_cqe)?;
+        check_limit("completions", config.depth, device.attr.max_cqe)?;
         // With room for `config.depth` completions beside entries of producers that do not move.
         let depth = (config.depth.max(2) + MAX_STALLED as u32).next_power_of_two();
         let memory = device.allocate(CQES_AT + u64::from(depth) * size_of::<Cqe>() as u64)?;
         let no_memory = || DeviceError::Exhausted { what: "device memory" };
-        let header: SharedRef<CqHeader> = SharedRef::new(&device.segment, memory.at).ok_or_else(no_memory)?;
+        let header: SharedRef<CqHeader> =
+            SharedRef::new(memory.segment(), memory.at()).ok_or_else(no_memory)?;
         header.depth.store(depth, Relaxed);
-        let ring = CqRing::with_depth(&device.segment, memory.at, depth).ok_or_else(no_memory)?;
-        let shared = CqShared { device: device.clone(), ring, memory, notices: Notices::new() };
+        let ring = CqRing::with_depth(memory.segment(), memory.at(), depth).ok_or_else(no_memory)?;
+        let shared = CqShared::new(ring, memory);
         Ok(Cq {
             stalled: StalledPositions::new(shared.ring.depth()),
             polls: 0,
@@ -175,7 +100,7 @@ pub struct Cq {
     pub(super) qps: Vec<Option<Member>>,
     /// The lanes that are looked at in every poll. At most [`MAX_HOT`].
     pub(super) hot: Vec<HotLane>,
-    /// Other lanes that have to be looked at, see [`LaneReader::is_listed`](super::lane::LaneReader::is_listed).
+    /// Other lanes that have to be looked at, see [`LaneReader::is_listed`](super::lane_reader::LaneReader::is_listed).
     pub(super) listed: VecDeque<usize>,
     /// The source that is looked at first.
     source: Source,
@@ -191,8 +116,8 @@ pub struct Cq {
     pub(super) flushes: VecDeque<PendingFlush>,
     /// After so many looks that find nothing the poller pauses, see [`Cq::pause_behind_stream`]. Zero: it does not pause.
     looks_before_pause: u8,
-    #[expect(dead_code, reason = "keeps the device open")]
-    handle: Arc<DeviceHandle>,
+    /// Keeps the device open.
+    pub(super) handle: Arc<DeviceHandle>,
 }
 
 /// Receives that the poller completes because their sender will not.
@@ -329,7 +254,7 @@ impl Cq {
     /// Called after a look that has found nothing. If the poller has just caught up with a stream, another look at once would take the
     /// cache line from the producer while it writes its next entry. A response to something sent just now takes longer than the pause
     /// anyway.
-    #[inline(always)]
+    #[inline]
     fn pause_behind_stream(&mut self) {
         if self.looks_before_pause > 0 {
             self.looks_before_pause -= 1;
@@ -341,13 +266,13 @@ impl Cq {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_listed_lanes(&self) -> bool {
         !self.listed.is_empty() || !self.shared.ring.header.ready.is_empty()
     }
 
     /// Takes the next completion that is not in a lane: from the ring, or one that a notice has announced.
-    #[inline(always)]
+    #[inline]
     fn next_of_ring(&mut self, to: &mut Completion) -> bool {
         let begin = self.cursor;
         let mut found = false;
@@ -386,7 +311,7 @@ impl Cq {
     }
 
     /// Checks for an overrun and for notices.
-    #[inline(always)]
+    #[inline]
     fn check_after_empty_poll(&mut self) -> Result<(), CqError> {
         if self.shared.ring.header.overrun.load(Relaxed) != 0 {
             return Err(CqError::Overrun);
@@ -410,7 +335,7 @@ impl Cq {
         self.pass_stalled_producers();
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_new_notices(&self) -> bool {
         self.shared.notices.has_new(self.seen_notices)
     }
@@ -429,16 +354,16 @@ impl Cq {
     /// out. See [`stalled`](crate::ring::stalled). Returns whether there is something to poll.
     #[cold]
     fn pass_stalled_producers(&mut self) -> bool {
-        let (shared, begin) = (self.shared.clone(), self.cursor);
-        let (ring, device) = (&shared.ring, &shared.device);
+        let (shared, handle, begin) = (self.shared.clone(), self.handle.clone(), self.cursor);
+        let (ring, device) = (&shared.ring, &handle.device);
         // Usually the next entry is only being written.
         let is_waiting = ring.header.head.word.load(Relaxed) != begin && !ring.is_published(begin);
         if self.stalled.is_empty() && !(is_waiting && self.stalled.has_lasted(begin)) {
             return false;
         }
         // Nobody else repairs this ring meanwhile.
-        let _one_at_a_time = locked(&device.service.cleanup);
-        let is_abandoned = |position: u64| device.is_abandoned(ring, position);
+        let _one_at_a_time = locked(&device.cleanup);
+        let is_abandoned = |position: u64| is_abandoned(device, ring, position);
         let gone: Vec<u64> = self.stalled.iter().filter(|position| is_abandoned(*position)).collect();
         for position in gone {
             self.stalled.remove(position, &ring.header.stalled);
@@ -483,7 +408,7 @@ impl Cq {
             _ if tag.is(CqeKind::Void) => return None,
             _ => return self.decode_of_unknown_qp(request, subject, result),
         };
-        // Acquire, partner: the Release store in `qp::destroy`.
+        // Acquire, partner: the Release store in `QpShared::mark_destroyed`.
         let stale = tag.epoch != short_epoch(qp.epoch()) || qp.destroyed.load(Acquire);
         let byte_len = subject.byte_len();
         let opcode = Opcode::from_code(tag.opcode);
@@ -558,7 +483,7 @@ impl Cq {
         self.decode(request, subject, result)
     }
 
-    #[inline(always)]
+    #[inline]
     fn apply_notices_if_any(&mut self) {
         if self.has_new_notices() || !self.notices.is_empty() {
             self.apply_notices();
@@ -717,7 +642,7 @@ impl CqParker {
 impl Drop for Cq {
     fn drop(&mut self) {
         // In a forked child another thread of the parent may hold the lock, for ever.
-        if self.shared.device.is_of_this_process() {
+        if self.handle.device.is_of_this_process() {
             self.shared.notices.close();
         }
     }

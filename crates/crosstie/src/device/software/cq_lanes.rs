@@ -11,8 +11,9 @@
 use std::sync::Arc;
 
 use super::Cq;
-use super::cq::{PendingFlush, RemovedQp};
-use super::lane::LaneReader;
+use super::cq::PendingFlush;
+use super::cq_shared::RemovedQp;
+use super::lane_reader::LaneReader;
 use super::qp::{QpShared, RecvSource};
 use crate::device::Completion;
 

@@ -84,7 +84,7 @@ impl CqRing {
     }
 
     /// Reserves a position whose entry is not [stalled](crate::ring::stalled).
-    #[inline(always)]
+    #[inline]
     fn reserve_usable(&self, claim: &AtomicU64, mut has_room: impl FnMut(u64) -> bool) -> Option<u64> {
         let header = &*self.header;
         for _ in 0..MAX_ROUNDS {
@@ -103,7 +103,7 @@ impl CqRing {
     }
 
     /// Writes the entry at a reserved position and makes it visible to the consumer.
-    #[inline(always)]
+    #[inline]
     pub(super) fn publish(&self, claim: &AtomicU64, position: u64, new: &NewCqe) {
         let tag = CqeTag {
             kind: new.kind as u8,
@@ -131,7 +131,7 @@ impl CqRing {
     }
 
     /// Whether the entry at `position` can be read.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_published(&self, position: u64) -> bool {
         self.cqes.ring(position).is_published(position)
     }

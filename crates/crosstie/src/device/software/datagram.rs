@@ -7,20 +7,22 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::control::{self, REPLY_TIMEOUT, Request};
 use super::cq_ring::{CqRing, NewCqe, Overrun};
-use super::datapath::{check_data, check_local, is_send_queue_full};
 use super::error::ExecuteError;
 use super::layout::{
     ConnectionWord, CqeKind, KIND_UD, QpNum, RequestWord, short_epoch, taker_of_datagram_sender,
 };
 use super::link::Link;
+use super::lock::locked;
 use super::peer_lines::OpenLine;
 use super::peer_memory::PeerMemory;
-use super::qp::{self, QpShared, RecvSource};
+use super::qp::{QpShared, RecvSource};
+use super::qp_setup;
 use super::quiescence::OperationGuard;
 use super::recv::PeerRecvQueue;
+use super::request::{check_data, check_local, is_send_queue_full};
 use super::setup::{DeviceHandle, Pd};
 use super::shared_recv::PostCursor;
-use super::state::{DeviceShared, locked};
+use super::state::DeviceShared;
 use super::{Cq, Srq};
 use crate::device::pd::AhProvider;
 use crate::device::{
@@ -37,7 +39,7 @@ impl Pd {
         recv_cq: &Cq,
         srq: Option<&Srq>,
     ) -> Result<UdQp, DeviceError> {
-        let shared = qp::create(self, pd, config, send_cq, recv_cq, srq, KIND_UD)?;
+        let shared = qp_setup::create(self, pd, config, send_cq, recv_cq, srq, KIND_UD)?;
         Ok(UdQp {
             shared,
             handle: self.handle.clone(),
@@ -61,8 +63,8 @@ pub struct Ah {
     address: DeviceAddress,
     /// The name of the device that made it.
     device: [u8; 16],
-    /// Needed when a queue pair sends to the device for the first time, and after a link has ended. Who waits for the lock then waits for this
-    /// device as well.
+    /// Needed when a queue pair sends to the device for the first time, and after a link has ended. A thread that waits for the lock waits for
+    /// this device.
     route: Mutex<Route>,
 }
 
@@ -89,7 +91,7 @@ impl Ah {
         let own = match &*route {
             Route::Link(link) if !link.is_dead() => Some(link.clone()),
             // Somebody else may have connected to it again.
-            _ => device.known_link(&self.address.gid),
+            _ => device.peers.known_link(&self.address.gid),
         };
         let link = match (own, &*route) {
             (Some(link), _) => Ok(link),
@@ -211,7 +213,7 @@ impl UdQp {
             SendOp::SendImm(imm) => Some(imm),
             _ => return Err(PostError::Invalid("a datagram can only be SEND or SEND+IMM")),
         };
-        let len = check_data(&wr.data, &self.config, self.shared.device.attr().max_datagram.into())?;
+        let len = check_data(&wr.data, &self.config, self.shared.device.attr.max_datagram.into())?;
         // Acquire, partner: the Release store in `Cq::decode`.
         if is_send_queue_full(self.sq_posted, self.shared.sq_done.load(Acquire), self.config.max_send_wr) {
             return Err(PostError::Full);
@@ -265,7 +267,7 @@ impl UdQp {
 
 impl Drop for UdQp {
     fn drop(&mut self) {
-        qp::destroy(&self.shared);
+        qp_setup::destroy(&self.shared);
     }
 }
 

@@ -11,9 +11,9 @@ use super::layout::{
     MAGIC, MAX_DATAGRAM_SENDERS, MAX_DATAGRAM_SENDERS_PER_PROCESS, SrqHeader, SrqWord,
     taker_of_datagram_sender,
 };
+use super::lock::locked;
 use super::peer_lines::{AssignedLine, LineUse};
 use super::qp::RecvSource;
-use super::state::locked;
 use crate::device::*;
 use crate::local::socket;
 use crate::memory::segment::{SharedRef, SharedSlice};
@@ -78,7 +78,7 @@ impl End {
 /// The lines that datagram senders have at this device.
 fn senders(device: &Device) -> Vec<AssignedLine> {
     let is_sender = |line: &AssignedLine| matches!(line.usage, LineUse::Datagrams { .. });
-    locked(&shared_arc(device).peer_lines).all().filter(is_sender).collect()
+    locked(&shared_arc(device).peers.lines).all().filter(is_sender).collect()
 }
 
 fn wait_until_senders_are_reclaimed(device: &Device) {
@@ -92,14 +92,14 @@ fn wait_until_senders_are_reclaimed(device: &Device) {
 /// Takes the first receive of a queue pair that nobody has taken, as this sender.
 fn take_as(device: &Device, qp_num: u32, sender: &AssignedLine) {
     let LineUse::Datagrams { sender } = sender.usage else { unreachable!("a sender") };
-    let qp = shared_arc(device).qp(qp_num).unwrap();
+    let qp = shared_arc(device).qps.get(qp_num).unwrap();
     let (RecvSource::Datagram(queue) | RecvSource::Shared(queue)) = &qp.recv else {
         unreachable!("a datagram queue pair")
     };
-    let segment = &qp.device.segment;
-    let at = queue.memory.at + size_of::<SrqHeader>() as u64;
+    let segment = &qp.device.memory.segment;
+    let at = queue.memory.at() + size_of::<SrqHeader>() as u64;
     let words: SharedSlice<AtomicU64> = SharedSlice::new(segment, at, 2 * queue.depth() as usize).unwrap();
-    let header: SharedRef<SrqHeader> = SharedRef::new(segment, queue.memory.at).unwrap();
+    let header: SharedRef<SrqHeader> = SharedRef::new(segment, queue.memory.at()).unwrap();
     let is_free = |position: &u64| {
         let word = SrqWord(words.ring(*position).load(Relaxed));
         word.is_at(*position) && !word.is_taken()
@@ -139,7 +139,7 @@ fn datagrams_of_a_sender_with_the_number_of_one_that_ended_arrive() {
     let mut numbers = 1;
     let others: Vec<[u8; 16]> = (100..120u8).map(|gid| [gid; 16]).collect();
     while numbers < MAX_DATAGRAM_SENDERS {
-        let mut lines = locked(&shared_arc(&receiver.device).peer_lines);
+        let mut lines = locked(&shared_arc(&receiver.device).peers.lines);
         let gid = others[(numbers / MAX_DATAGRAM_SENDERS_PER_PROCESS) as usize];
         lines.assign_datagram_sender(gid, 2 * u64::from(numbers), &[gid]).unwrap();
         numbers += 1;

@@ -5,21 +5,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::control::Request;
-use super::deferred::{DeferredWr, NOT_READY_RETRY, are_registered};
+use super::deferred::{DeferredWr, NOT_READY_RETRY};
 use super::error::ExecuteError;
 use super::lane::{LANE_DATA, NewEntry};
 use super::layout::{ConnectionWord, PeerLine, QpBlock};
 use super::link::Link;
+use super::lock::locked;
 use super::peer_memory::{PeerMemory, RemotePtr, store_atomic_result};
 use super::peer_qp::{AttachedPeer, AttachedQp, PeerQp, attach};
-use super::progress::Progress;
+use super::progress;
 use super::qp::QpShared;
 use super::quiescence::OperationGuard;
 use super::rc::RcQp;
 use super::recv::TakenRecv;
-use super::state::locked;
+use super::request::{check_data, check_local, opcode};
 use crate::device::{
-    Access, Data, Opcode, PostError, Posted, QpConfig, QpState, SendOp, SendWr, Signal, Status, rnr_delay,
+    Access, Data, Opcode, PostError, Posted, QpState, SendOp, SendWr, Signal, Status, rnr_delay,
 };
 use crate::memory::prefetch::{self, CACHE_LINE};
 
@@ -82,10 +83,10 @@ impl RcQp {
     pub(crate) fn post_detached(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         let device = &self.shared.device;
         // No region is deregistered between the check and the use.
-        let _attempt = self.attempts.get_or_insert_with(|| device.progress.add_attempts()).begin();
+        let _attempt = self.attempts.get_or_insert_with(|| device.attempts.add()).begin();
         let registered = match wr.data {
             Data::Inline(_) | Data::InlineHead { .. } => true,
-            Data::Regions(sges) => are_registered(sges, &device.regions),
+            Data::Regions(sges) => device.regions.are_registered(sges),
         };
         // A request behind deferred ones is deferred, too; then the regions are checked before they are used.
         if registered || self.shared.has_deferred_sends() || self.shared.state() != QpState::ReadyToSend {
@@ -217,7 +218,7 @@ impl RcQp {
             }
             deferred.queue.push_back(wr);
         }
-        Progress::add(&self.shared.device, &self.shared);
+        progress::add(&self.shared);
     }
 }
 
@@ -235,41 +236,6 @@ pub(super) fn fail_request(
     if notify_peer {
         let error = Request::new(Request::QP_ERROR);
         peer.link.send_notice(&Request { qp_num: peer.num, a: peer.epoch(), ..error });
-    }
-}
-
-/// Checks the lengths and counts of a request's data; returns the total length.
-#[inline]
-pub(super) fn check_data(data: &Data<'_>, config: &QpConfig, max: u64) -> Result<u32, PostError> {
-    let len = data.len();
-    match data {
-        Data::Regions(sges) if sges.len() > config.max_send_sge as usize => {
-            Err(PostError::TooManySges { count: sges.len(), max: config.max_send_sge as usize })
-        }
-        Data::Regions(_) if len > max => Err(PostError::TooLong(len)),
-        Data::Regions(_) => Ok(len as u32),
-        _ if len > config.max_inline.into() => {
-            Err(PostError::InlineTooLong { len: len as usize, max: config.max_inline as usize })
-        }
-        _ => Ok(len as u32),
-    }
-}
-
-/// Whether a send queue has no room. `done` comes from completions, which a peer may have forged: it can be more than was
-/// posted, and then there is room.
-#[inline(always)]
-pub(super) fn is_send_queue_full(posted: u64, done: u64, max: u32) -> bool {
-    posted >= done.wrapping_add(max.into())
-}
-
-#[inline]
-pub(super) fn opcode(op: &SendOp) -> Opcode {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) => Opcode::Send,
-        SendOp::Write(_) | SendOp::WriteImm(..) => Opcode::Write,
-        SendOp::Read(_) => Opcode::Read,
-        SendOp::CompareSwap { .. } => Opcode::CompareSwap,
-        SendOp::FetchAdd { .. } => Opcode::FetchAdd,
     }
 }
 
@@ -306,13 +272,13 @@ pub(super) fn execute(
         SendOp::Write(to) => {
             check_access(attached, Access::REMOTE_WRITE)?;
             let target = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
-            memory.write(attached.mappings.resolve(link, target, len), data)?;
+            memory.write(target.find_mapping(&mut attached.mappings, link, len), data)?;
         }
         SendOp::WriteImm(to, imm) => {
             prefetch::for_write(attached.lane.entry(attached.recv.taken()));
             check_access(attached, Access::REMOTE_WRITE)?;
             let target = memory.check(to.rkey, to.addr, len, Access::REMOTE_WRITE)?;
-            let target = attached.mappings.resolve(link, target, len);
+            let target = target.find_mapping(&mut attached.mappings, link, len);
             if len as usize <= LANE_DATA {
                 attached.last_target.remember(&memory, to);
             }
@@ -426,20 +392,6 @@ fn for_each_line(at: *mut u8, len: u32, mut hint: impl FnMut(*const u8)) {
     if at.addr() ^ last.addr() >= CACHE_LINE {
         hint(last);
     }
-}
-
-/// Checks protection domain and access of the local memory that a request names.
-#[inline]
-pub(super) fn check_local(pd: u32, op: &SendOp, data: &Data<'_>) -> Result<(), ExecuteError> {
-    if let Data::Regions(sges) = data {
-        let writes = matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
-        for sge in *sges {
-            if sge.pd != pd || (writes && !sge.access.contains(Access::LOCAL_WRITE)) {
-                return Err(ExecuteError::local(Status::LocalProtection));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Checks that the peer's queue pair allows the operation.

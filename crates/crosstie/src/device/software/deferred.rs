@@ -2,7 +2,6 @@
 //!
 //! They wait here, in order, with copies of everything that they need; `progress.rs` retries them.
 
-use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,16 +9,14 @@ use std::time::Instant;
 
 use zerocopy::IntoBytes;
 
-use super::datapath::check_local;
 use super::error::ExecuteError;
-use super::layout::{RegionEntry, RegionKey};
 use super::link::Link;
 use super::peer_qp::PeerQp;
-use super::qp::QpShared;
 use super::region_keys::pointer;
+use super::regions::Regions;
+use super::request::check_local;
 use crate::device::{ConnectConfig, Data, SendOp, SendWr, Sge, Signal, Status};
 use crate::memory::copy::copy;
-use crate::memory::segment::SharedSlice;
 
 /// Delay between two attempts while the peer is not ready.
 pub(super) const NOT_READY_RETRY: Duration = Duration::from_micros(200);
@@ -120,12 +117,12 @@ impl DeferredWr {
 
     /// Makes the request independent of the program's memory: what it sends is inline from now on. Returns room for what it returns, if it
     /// returns something, which [`store_result`](DeferredWr::store_result) gives to the program. The caller is inside an attempt.
-    pub(super) fn detach_memory(&mut self, qp: &QpShared) -> Result<Box<[u8]>, ExecuteError> {
+    pub(super) fn detach_memory(&mut self, pd: u32, regions: &Regions) -> Result<Box<[u8]>, ExecuteError> {
         if let DeferredData::Inline(_) = self.data {
             return Ok(Box::default());
         }
-        check_local(qp.pd, &self.op, &self.data())?;
-        if !self.is_registered(&qp.device.regions) {
+        check_local(pd, &self.op, &self.data())?;
+        if !self.is_registered(regions) {
             return Err(ExecuteError::local(Status::LocalProtection));
         }
         let mut memory = vec![0; self.len as usize].into_boxed_slice();
@@ -144,11 +141,11 @@ impl DeferredWr {
     }
 
     /// Stores what the request returned into the memory that it names. The caller is inside an attempt.
-    pub(super) fn store_result(&self, qp: &QpShared, result: &[u8]) -> Result<(), ExecuteError> {
+    pub(super) fn store_result(&self, regions: &Regions, result: &[u8]) -> Result<(), ExecuteError> {
         if result.is_empty() {
             return Ok(());
         }
-        if !self.is_registered(&qp.device.regions) {
+        if !self.is_registered(regions) {
             return Err(ExecuteError::local(Status::LocalProtection));
         }
         let mut rest = result;
@@ -167,27 +164,13 @@ impl DeferredWr {
         }
     }
 
-    /// Whether every region that the request names is still registered, see [`are_registered`].
-    pub(super) fn is_registered(&self, regions: &SharedSlice<RegionEntry>) -> bool {
+    /// Whether every region that the request names is still registered.
+    pub(super) fn is_registered(&self, regions: &Regions) -> bool {
         match &self.data {
             DeferredData::Inline(_) => true,
-            DeferredData::Regions(sges) => are_registered(sges, regions),
+            DeferredData::Regions(sges) => regions.are_registered(sges),
         }
     }
-}
-
-/// Whether the regions of all entries are registered, by the device's private table of regions.
-pub(super) fn are_registered(sges: &[Sge<'_>], regions: &SharedSlice<RegionEntry>) -> bool {
-    sges.iter().all(|sge| {
-        let entry = &regions[RegionKey::from_bits(sge.lkey).index() as usize];
-        // Acquire, partner: the Release store in `DeviceShared::add_region`.
-        entry.key.load(Acquire) == sge.lkey && {
-            // Another region has the same key, but not the same tag.
-            let offset = sge.addr.wrapping_sub(entry.addr.load(Relaxed));
-            let len = entry.len.load(Relaxed);
-            offset <= len && u64::from(sge.len) <= len - offset
-        }
-    })
 }
 
 /// When a request that starts now has used up all its retries without an acknowledgement.

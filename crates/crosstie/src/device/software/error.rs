@@ -1,6 +1,8 @@
-//! Why a request could not be executed now.
+//! Why a request could not be executed now, and errors of the device.
 
-use crate::device::Status;
+use std::io;
+
+use crate::device::{DeviceError, Status};
 
 /// The outcome of an attempt to execute a request that did not succeed.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,4 +27,17 @@ impl ExecuteError {
     pub(super) fn both_ends(status: Status) -> ExecuteError {
         ExecuteError::Failed { status, notify_peer: true }
     }
+}
+
+/// Turns an I/O error into a [`DeviceError`]; `what` says what was tried.
+pub(super) fn os(what: &'static str) -> impl Fn(io::Error) -> DeviceError {
+    move |source| DeviceError::Os { what, source }
+}
+
+/// Checks a requested size against a limit.
+pub(super) fn check_limit(what: &'static str, asked: u32, limit: u32) -> Result<(), DeviceError> {
+    if asked > limit {
+        return Err(DeviceError::Limit { what, asked: asked.into(), limit: limit.into() });
+    }
+    Ok(())
 }

@@ -194,7 +194,7 @@ fn short_write_goes_to_the_region_that_exists_now() {
         let mut kept = Some(target);
         if is_another {
             let key = RegionKey::from_bits(remote.rkey);
-            let entry = &super::invalid_input_tests::shared(&pair.far).regions[key.index() as usize];
+            let entry = &super::invalid_input_tests::shared(&pair.far).regions.table[key.index() as usize];
             entry.addr.store(remote.addr | 1 << 48, Relaxed);
         } else {
             kept = None;
@@ -231,7 +231,7 @@ fn forged_completion_of_a_send_does_not_stop_later_sends() {
     let mut cq = device.create_cq(&CqConfig { depth: 64 }).unwrap();
     let forge = |qp_num: u32, epoch: u8| {
         let shared = super::invalid_input_tests::shared(&device);
-        let qp = shared.qp(qp_num).unwrap();
+        let qp = shared.qps.get(qp_num).unwrap();
         let forged = NewCqe {
             kind: CqeKind::Send,
             opcode: Opcode::Send,
@@ -249,7 +249,7 @@ fn forged_completion_of_a_send_does_not_stop_later_sends() {
     ud.activate(1).unwrap();
     forge(
         ud.qp_num(),
-        short_epoch(super::invalid_input_tests::shared(&device).qp(ud.qp_num()).unwrap().epoch()),
+        short_epoch(super::invalid_input_tests::shared(&device).qps.get(ud.qp_num()).unwrap().epoch()),
     );
     assert_eq!(next(&mut cq).wr_id, 77);
     let to = pd.create_ah(&device.address()).unwrap();
@@ -261,7 +261,7 @@ fn forged_completion_of_a_send_does_not_stop_later_sends() {
     rc.connect(&to, &ConnectConfig::default()).unwrap();
     forge(
         rc.qp_num(),
-        short_epoch(super::invalid_input_tests::shared(&device).qp(rc.qp_num()).unwrap().epoch()),
+        short_epoch(super::invalid_input_tests::shared(&device).qps.get(rc.qp_num()).unwrap().epoch()),
     );
     assert_eq!(next(&mut cq).wr_id, 77);
     let target = pd.allocate(64, Access::ALL).unwrap();

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use super::control::{self, Request};
 use super::layout::{HEAP_AT, QPS_AT, REGIONS_AT};
-use super::state::locked;
+use super::lock::locked;
 use crate::device::*;
 use crate::rng::{Random, seed};
 
@@ -61,8 +61,8 @@ fn invalid_words_in_a_segment_cause_errors_at_most() {
             pairs.push((a, b, shared));
         }
         // The near device is correct. A malicious peer writes to the far device's segment while both work.
-        let segment = &shared(&far).segment;
-        let lines = &locked(&shared(&far).peer_lines).segment(&near.address().gid).unwrap();
+        let segment = &shared(&far).memory.segment;
+        let lines = &locked(&shared(&far).peers.lines).segment(&near.address().gid).unwrap();
         let areas = [
             (segment, REGIONS_AT, 256),
             (segment, QPS_AT, 4 * 128),

@@ -32,13 +32,11 @@ use core::sync::atomic::{
 };
 use std::sync::Arc;
 
+use super::device_memory::Allocation;
 use super::layout::{CacheLine, CqHeader, QpBlock, QpNum};
 use super::peer_memory::pieces;
-use super::qp::{QpShared, RecvSource};
 use super::recv::{PeerRecvQueue, TakenRecv};
-use super::state::{Allocation, DeviceShared};
-use crate::device::InlineData;
-use crate::device::{Completion, Data, DeviceError, Opcode, Status};
+use crate::device::{Data, DeviceError, InlineData, Opcode, Status};
 use crate::memory::copy::copy;
 use crate::memory::prefetch;
 use crate::memory::segment::{Segment, Shared, SharedRef, SharedSlice};
@@ -82,7 +80,7 @@ pub(super) struct LaneEntry {
 
 impl LaneEntry {
     /// The slot and the tag of the entry at `position`, if it has been published. A peer wrote them: nothing about them is certain.
-    #[inline(always)]
+    #[inline]
     pub(super) fn published(&self, position: u64) -> Option<(u16, LaneTag)> {
         // Acquire, partner: the Release store in `publish`. The other words, and the payload, are visible with it.
         let head = self.head.load(Acquire);
@@ -91,20 +89,20 @@ impl LaneEntry {
     }
 
     /// The immediate and the length. As uncertain as the slot.
-    #[inline(always)]
+    #[inline]
     pub(super) fn detail(&self) -> (u32, u32) {
         let detail = self.detail.load(Relaxed);
         ((detail >> 32) as u32, detail as u32)
     }
 
     /// A copy of the message. As uncertain as the slot.
-    #[inline(always)]
+    #[inline]
     pub(super) fn data(&self) -> [u64; LANE_DATA / 8] {
         core::array::from_fn(|i| self.data[i].load(Relaxed))
     }
 
     /// Where the writer of this entry stores up to [`LANE_DATA`] bytes.
-    #[inline(always)]
+    #[inline]
     pub(super) fn data_ptr(&self) -> *mut u8 {
         core::ptr::from_ref(&self.data).cast_mut().cast()
     }
@@ -132,39 +130,40 @@ impl LaneTag {
     const HAS_IMM: u16 = 1 << 3;
     const HAS_DATA: u16 = 1 << 4;
     /// That of a WRITE+IMM whose message is in the entry.
-    const SHORT_WRITE_IMM: LaneTag = LaneTag(Opcode::RecvWriteImm as u16 | Self::HAS_IMM | Self::HAS_DATA);
+    pub(super) const SHORT_WRITE_IMM: LaneTag =
+        LaneTag(Opcode::RecvWriteImm as u16 | Self::HAS_IMM | Self::HAS_DATA);
 
     /// `has_data`: the entry carries the message.
-    #[inline(always)]
+    #[inline]
     fn new(new: &NewEntry, has_data: bool) -> LaneTag {
         let flags =
             if new.imm.is_some() { Self::HAS_IMM } else { 0 } | if has_data { Self::HAS_DATA } else { 0 };
         LaneTag((new.status as u16) << 8 | new.opcode as u16 | flags)
     }
 
-    #[inline(always)]
-    fn opcode(self) -> Opcode {
+    #[inline]
+    pub(super) fn opcode(self) -> Opcode {
         Opcode::from_code(self.0 as u8 & 7)
     }
 
-    #[inline(always)]
-    fn status(self) -> Status {
+    #[inline]
+    pub(super) fn status(self) -> Status {
         if self.is_success() { Status::Success } else { Status::from_code((self.0 >> 8) as u8) }
     }
 
-    #[inline(always)]
-    fn is_success(self) -> bool {
+    #[inline]
+    pub(super) fn is_success(self) -> bool {
         self.0 >> 8 == 0
     }
 
-    #[inline(always)]
-    fn has_imm(self) -> bool {
+    #[inline]
+    pub(super) fn has_imm(self) -> bool {
         self.0 & Self::HAS_IMM != 0
     }
 
     /// A failed request has no data, whatever the peer says.
-    #[inline(always)]
-    fn has_data(self) -> bool {
+    #[inline]
+    pub(super) fn has_data(self) -> bool {
         self.is_success() && self.0 & Self::HAS_DATA != 0
     }
 }
@@ -186,39 +185,30 @@ const _: () = {
 /// The lane of a queue pair, as its owner keeps it.
 #[derive(Debug)]
 pub(super) struct Lane {
-    device: Arc<DeviceShared>,
-    header: SharedRef<LaneHeader>,
-    entries: SharedSlice<LaneEntry>,
+    pub(super) header: SharedRef<LaneHeader>,
+    pub(super) entries: SharedSlice<LaneEntry>,
     memory: Allocation,
     /// The first position of the connection of epoch `epoch`. Entries before it belong to earlier ones.
     first: AtomicU64,
-    epoch: AtomicU64,
+    pub(super) epoch: AtomicU64,
 }
 
 impl Lane {
     /// A lane for a queue pair in its first epoch, with this number of receives, of its own or of a shared receive queue.
     pub(super) fn new(
-        device: &Arc<DeviceShared>,
+        allocate: impl FnOnce(u64) -> Result<Allocation, DeviceError>,
         receives: u32,
         is_shared: bool,
         epoch: u64,
     ) -> Result<Lane, DeviceError> {
         let depth = receives.max(2).next_power_of_two();
         let depth = if is_shared { depth.min(MAX_SHARED_DEPTH) } else { depth };
-        let memory = device.allocate(LANE_ENTRIES_AT + u64::from(depth) * size_of::<LaneEntry>() as u64)?;
-        let parts = SharedRef::new(&device.segment, memory.at).zip(SharedSlice::new(
-            &device.segment,
-            memory.at + LANE_ENTRIES_AT,
-            depth as usize,
-        ));
-        let Some((header, entries)) = parts else {
-            device.free(&memory);
-            return Err(DeviceError::Exhausted { what: "device memory" });
-        };
+        let memory = allocate(LANE_ENTRIES_AT + u64::from(depth) * size_of::<LaneEntry>() as u64)?;
+        let (segment, at) = (memory.segment(), memory.at());
+        let no_memory = || DeviceError::Exhausted { what: "device memory" };
         Ok(Lane {
-            device: device.clone(),
-            header,
-            entries,
+            header: SharedRef::new(segment, at).ok_or_else(no_memory)?,
+            entries: SharedSlice::new(segment, at + LANE_ENTRIES_AT, depth as usize).ok_or_else(no_memory)?,
             memory,
             first: AtomicU64::new(0),
             epoch: AtomicU64::new(epoch),
@@ -227,7 +217,7 @@ impl Lane {
 
     /// Tells peers where the lane is.
     pub(super) fn describe(&self, block: &QpBlock) {
-        block.owner_line.lane_at.store(self.memory.at, Relaxed);
+        block.owner_line.lane_at.store(self.memory.at(), Relaxed);
         block.owner_line.lane_depth.store(self.entries.len() as u32, Relaxed);
     }
 
@@ -249,12 +239,6 @@ impl Lane {
         self.first.store(first, Relaxed);
         // Release, partner: the Acquire load in `LaneReader::follow_connection`.
         self.epoch.store(epoch, Release);
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.device.free(&self.memory);
     }
 }
 
@@ -380,185 +364,5 @@ fn store_data(entry: &LaneEntry, data: &Data<'_>) {
         // SAFETY: the piece is readable; the lengths of all pieces add up to that of the message, for which the entry has room.
         unsafe { copy(from, to, len) };
         to = to.wrapping_add(len);
-    }
-}
-
-/// The lane of a queue pair, as the poller of its completion queue reads it.
-#[derive(Debug)]
-pub(super) struct LaneReader {
-    /// Copies of those of the queue pair's [`Lane`].
-    header: SharedRef<LaneHeader>,
-    entries: SharedSlice<LaneEntry>,
-    cursor: u64,
-    /// The epoch of the connection whose entries are read.
-    epoch: u64,
-    /// Whether the poller has it on its list of lanes to look at.
-    pub(super) is_listed: bool,
-}
-
-impl LaneReader {
-    pub(super) fn new(lane: &Lane) -> LaneReader {
-        LaneReader {
-            header: lane.header.clone(),
-            entries: lane.entries.clone(),
-            cursor: 0,
-            epoch: 0,
-            is_listed: false,
-        }
-    }
-
-    /// Whether [`read`](LaneReader::read) would find an entry. What a peer left in the lane of a connection that has ended does not
-    /// count: otherwise a thread that waits for completions would not sleep until a stopped peer has left.
-    #[inline(always)]
-    pub(super) fn is_ready(&self, qp: &QpShared) -> bool {
-        let position = if self.epoch == qp.epoch() {
-            Some(self.cursor)
-        } else {
-            // Acquire, partner: the Release store in `Lane::skip_to`.
-            let lane = qp.lane.as_ref().filter(|lane| lane.epoch.load(Acquire) == qp.epoch());
-            lane.map(|lane| lane.first())
-        };
-        let is_published = |position| self.entries.ring(position).published(position).is_some();
-        position.is_some_and(is_published)
-    }
-
-    pub(super) fn start_polling(&self) {
-        ready_set::start_polling(&self.header.polled.word);
-    }
-
-    /// The caller must look at the lane once more.
-    pub(super) fn stop_polling(&self) {
-        ready_set::stop_polling(&self.header.polled.word);
-    }
-
-    /// Reads the next completion. Entries of earlier connections are dropped. `is_stream`: the last look found one, too.
-    #[inline(always)]
-    pub(super) fn read(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> bool {
-        if self.epoch != qp.epoch() && !self.follow_connection(qp) {
-            return false;
-        }
-        match self.read_entry(qp, is_stream, to) {
-            Some(true) => {
-                self.publish_cursor(qp);
-                true
-            }
-            Some(false) => self.read_behind_invalid(qp, to),
-            None => false,
-        }
-    }
-
-    /// Reads the next completion, behind an entry that was none.
-    #[cold]
-    #[inline(never)]
-    fn read_behind_invalid(&mut self, qp: &Arc<QpShared>, to: &mut Completion) -> bool {
-        let mut read = Some(false);
-        // A peer that writes invalid entries does not keep the poller here.
-        for _ in 0..self.entries.len() {
-            if read != Some(false) {
-                break;
-            }
-            read = self.read_entry(qp, false, to);
-        }
-        self.publish_cursor(qp);
-        read == Some(true)
-    }
-
-    /// Reads the entry at the cursor, if it is there and of this connection. False if no such receive is outstanding.
-    #[inline(always)]
-    fn read_entry(&mut self, qp: &Arc<QpShared>, is_stream: bool, to: &mut Completion) -> Option<bool> {
-        let position = self.cursor;
-        let entry = self.entries.ring(position);
-        let (slot, tag) = entry.published(position)?;
-        let (imm, byte_len) = entry.detail();
-        to.data = InlineData::Bytes { words: entry.data(), len: byte_len };
-        // Orders the loads of the entry before that of the epoch. Partner: the Release fence in `PeerLane::new`; the owner
-        // changes the epoch before it connects a peer that can overwrite the entry.
-        atomic_fence(Acquire);
-        // `qp::destroy` ends the epoch, too.
-        if qp.epoch() != self.epoch {
-            return None;
-        }
-        // A reset on another thread may come here. It does not change which receive this entry completes.
-        #[cfg(test)]
-        super::pauses::at(super::pauses::Pause::EntryBelongsToConnection);
-        self.cursor = position.wrapping_add(1);
-        if is_stream {
-            // The entry after the next one is probably there.
-            prefetch::for_read(self.entries.ring(position.wrapping_add(2)));
-        }
-        let recv = match &qp.recv {
-            RecvSource::Own(queue) => queue.complete(position),
-            RecvSource::Shared(queue) | RecvSource::Datagram(queue) => queue.complete(slot.into()),
-        };
-        let Some(recv) = recv else { return Some(false) };
-        to.wr_id = recv.wr_id;
-        to.byte_len = byte_len;
-        to.qp_num = qp.num;
-        if tag == LaneTag::SHORT_WRITE_IMM {
-            (to.status, to.opcode, to.imm) = (Status::Success, Opcode::RecvWriteImm, Some(imm));
-            return Some(true);
-        }
-        (to.status, to.opcode, to.imm) = (tag.status(), tag.opcode(), tag.has_imm().then_some(imm));
-        if !tag.has_data() {
-            to.data = InlineData::None;
-        }
-        if tag.is_success() && !recv.fits(to.opcode, byte_len) {
-            *to = qp.reject_completion(recv.wr_id);
-        }
-        Some(true)
-    }
-
-    #[inline]
-    fn publish_cursor(&self, qp: &QpShared) {
-        qp.received.store(self.cursor, Relaxed);
-        if let RecvSource::Shared(_) = qp.recv {
-            // Release, partner: the Acquire load in `PeerLane::has_room`. The entries have been read.
-            self.header.consumed.word.store(self.cursor, Release);
-        }
-    }
-
-    /// The connection that the entries belonged to has ended. Drops what is left of it, and goes to the first entry of the current or
-    /// next connection. Returns whether the poller is there.
-    #[cold]
-    fn follow_connection(&mut self, qp: &QpShared) -> bool {
-        let Some(lane) = &qp.lane else { return false };
-        // Acquire, partner: the Release store in `Lane::skip_to`. The old peer was outside before.
-        let epoch = lane.epoch.load(Acquire);
-        if epoch != qp.epoch() {
-            return false;
-        }
-        let first = lane.first.load(Relaxed);
-        self.drop_entries_before(first, qp, epoch);
-        self.cursor = first;
-        self.epoch = epoch;
-        if let RecvSource::Own(queue) = &qp.recv {
-            queue.follow_reset(first);
-        }
-        self.publish_cursor(qp);
-        true
-    }
-
-    /// Drops all entries without completions. The peer is outside, and no other one is connected as long as the queue pair is in `epoch`.
-    pub(super) fn drop_entries(&mut self, qp: &QpShared, epoch: u64) {
-        self.drop_entries_before(self.cursor.wrapping_add(self.entries.len() as u64), qp, epoch);
-        self.publish_cursor(qp);
-    }
-
-    /// Drops entries without completions, as long as the queue pair is in `epoch`. Their receives of a shared receive queue become free
-    /// again; those of the queue pair's own queue were dropped by the reset.
-    fn drop_entries_before(&mut self, end: u64, qp: &QpShared, epoch: u64) {
-        for _ in 0..self.entries.len() {
-            let published = self.entries.ring(self.cursor).published(self.cursor);
-            let Some((slot, _)) = published.filter(|_| self.cursor != end) else { break };
-            // Orders the load of the entry before that of the epoch, as in `read_entry`.
-            atomic_fence(Acquire);
-            if qp.epoch() != epoch {
-                break;
-            }
-            self.cursor = self.cursor.wrapping_add(1);
-            if let RecvSource::Shared(queue) = &qp.recv {
-                queue.complete(slot.into());
-            }
-        }
     }
 }

@@ -99,7 +99,7 @@ impl Fan {
     /// The block of a receiving queue pair, as a peer can write it.
     fn block(&self, i: usize) -> SharedRef<QpBlock> {
         let index = QpNum::from_bits(self.receivers[i].qp_num()).index();
-        SharedRef::new(&shared(&self.far).segment, qp_block_at(index)).unwrap()
+        SharedRef::new(&shared(&self.far).memory.segment, qp_block_at(index)).unwrap()
     }
 }
 
@@ -213,7 +213,7 @@ fn late_news_of_a_removed_queue_pair_cost_no_message_of_the_next_one() {
     assert_eq!(fan.next().imm, Some(1));
     fan.send(0, 2);
     let index = QpNum::from_bits(fan.receivers.pop().unwrap().qp_num()).index();
-    shared(&fan.far).use_up_qp_indices();
+    shared(&fan.far).qps.use_up_indices();
     let next = fan.far_pd.create_rc(&config, &fan.cq, &fan.cq, fan.srq.as_ref()).unwrap();
     assert_eq!(QpNum::from_bits(next.qp_num()).index(), index, "the index is used again");
     fan.receivers.push(next);
@@ -242,7 +242,7 @@ fn what_is_left_in_the_lane_of_an_ended_connection_wakes_nobody() {
     assert_eq!(fan.hot(), 1);
     fan.send(0, 2);
     assert_eq!(fan.cq.wait(TIMEOUT), Ok(true));
-    let line = shared_arc(&fan.far).qp(fan.receivers[0].qp_num()).unwrap().peer_line().unwrap().line;
+    let line = shared_arc(&fan.far).qps.get(fan.receivers[0].qp_num()).unwrap().peer_line().unwrap().line;
     // As if the peer were stopped inside an operation.
     line.busy.fetch_add(1, Relaxed);
     assert!(matches!(fan.receivers[0].reset(), Err(DeviceError::PeerBusy { .. })));
@@ -333,7 +333,7 @@ fn lane_that_is_never_empty_holds_up_neither_the_ring_nor_a_flush() {
     let to_itself = near.address();
     near.connect(&to_itself, &ConnectConfig::default()).unwrap();
     {
-        let stopped = shared_arc(&fan.far).qp(stopped.qp_num()).unwrap();
+        let stopped = shared_arc(&fan.far).qps.get(stopped.qp_num()).unwrap();
         stopped.send_cq.ring.reserve(&stopped.send_claim).unwrap();
     }
     let op = SendOp::Write(fan.target.remote().at(64));
@@ -391,7 +391,8 @@ fn forged_depth_of_a_shared_receive_queue_does_not_reach_a_new_queue_pair() {
     for depth in [0, 1, 3, 1 << 31, u32::MAX] {
         let mut fan = Fan::new(1, true);
         let header: SharedRef<SrqHeader> =
-            SharedRef::new(&shared(&fan.far).segment, fan.block(0).owner_line.recv_at.load(Relaxed)).unwrap();
+            SharedRef::new(&shared(&fan.far).memory.segment, fan.block(0).owner_line.recv_at.load(Relaxed))
+                .unwrap();
         header.depth.store(depth, Relaxed);
         header.sges.store(depth, Relaxed);
         let config = QpConfig { max_recv_wr: RECEIVES, ..QpConfig::default() };
@@ -422,7 +423,7 @@ fn completion_queue_holds_its_depth_beside_stopped_producers() {
     far.connect(&near.address(), &ConnectConfig::default()).unwrap();
     // Each has reserved an entry and does not publish it.
     for qp in &stopped {
-        let qp = shared_arc(&device).qp(qp.qp_num()).unwrap();
+        let qp = shared_arc(&device).qps.get(qp.qp_num()).unwrap();
         qp.send_cq.ring.reserve(&qp.send_claim).unwrap();
     }
     let op = SendOp::Write(target.remote().at(0));
@@ -441,7 +442,7 @@ fn completion_queue_holds_its_depth_beside_stopped_producers() {
             assert!(begun.elapsed() < TIMEOUT, "round {round}: {done} completions");
         }
     }
-    let ring = &shared_arc(&device).qp(near.qp_num()).unwrap().send_cq.ring;
+    let ring = &shared_arc(&device).qps.get(near.qp_num()).unwrap().send_cq.ring;
     let listed = (0..ring.depth()).filter(|slot| ring.header.stalled.contains(*slot, ring.depth()));
     assert_eq!(listed.count(), MAX_STALLED);
 }
@@ -516,9 +517,9 @@ fn forged_entries_complete_outstanding_receives_at_most() {
             let depth = block.owner_line.lane_depth.load(Relaxed) as usize;
             let at = block.owner_line.lane_at.load(Relaxed);
             let words: SharedSlice<AtomicU64> =
-                SharedSlice::new(&shared(&fan.far).segment, at, 16 + 8 * depth).unwrap();
+                SharedSlice::new(&shared(&fan.far).memory.segment, at, 16 + 8 * depth).unwrap();
             let header: SharedRef<CqHeader> =
-                SharedRef::new(&shared(&fan.far).segment, block.recv_cq.load(Relaxed)).unwrap();
+                SharedRef::new(&shared(&fan.far).memory.segment, block.recv_cq.load(Relaxed)).unwrap();
             let mut completed = 0;
             for _ in 0..50 {
                 for entry in 0..depth {
@@ -548,7 +549,7 @@ fn forged_entries_complete_outstanding_receives_at_most() {
 fn forged_ready_bits_cost_no_message() {
     let mut fan = Fan::new(2, false);
     let at = fan.block(0).recv_cq.load(Relaxed);
-    let header: SharedRef<CqHeader> = SharedRef::new(&shared(&fan.far).segment, at).unwrap();
+    let header: SharedRef<CqHeader> = SharedRef::new(&shared(&fan.far).memory.segment, at).unwrap();
     for i in 0..200 {
         (0..QpNum::INDICES as usize).step_by(1 + i).for_each(|lane| header.ready.add(lane));
         fan.assert_empty();

@@ -194,20 +194,20 @@ pub(super) struct Cqe {
 
 impl Cqe {
     /// Whether the entry at `position` has been published.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_published(&self, position: u64) -> bool {
         // Acquire, partner: the Release store in `publish`. The other words, and the payload, are visible with it.
         self.sequence.load(Acquire) == position.wrapping_add(1)
     }
 
     /// Makes the entry at `position` readable for the owner of the queue.
-    #[inline(always)]
+    #[inline]
     pub(super) fn publish(&self, position: u64) {
         // Release, partner: the Acquire load in `is_published`.
         self.sequence.store(position.wrapping_add(1), Release);
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn store(&self, request: RequestWord, subject: SubjectWord, result: ResultWord) {
         self.request.store(request.0, Relaxed);
         self.subject.store(subject.0, Relaxed);
@@ -220,7 +220,7 @@ impl Cqe {
     }
 
     /// The three words of a published entry. A peer wrote them: nothing about them is certain.
-    #[inline(always)]
+    #[inline]
     pub(super) fn load(&self) -> (RequestWord, SubjectWord, ResultWord) {
         (
             RequestWord(self.request.load(Relaxed)),
@@ -235,30 +235,30 @@ impl Cqe {
 pub(super) struct RequestWord(u64);
 
 impl RequestWord {
-    #[inline(always)]
+    #[inline]
     pub(super) fn of_send(wr_id: u64) -> RequestWord {
         RequestWord(wr_id)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn of_recv(slot: u32, src_qp: u32) -> RequestWord {
         RequestWord(u64::from(src_qp) << 32 | u64::from(slot))
     }
 
     /// Sends: the caller's `wr_id`.
-    #[inline(always)]
+    #[inline]
     pub(super) fn wr_id(self) -> u64 {
         self.0
     }
 
     /// Receives: the slot that the sender took.
-    #[inline(always)]
+    #[inline]
     pub(super) fn recv_slot(self) -> u32 {
         self.0 as u32
     }
 
     /// Receives: the sender's queue pair.
-    #[inline(always)]
+    #[inline]
     pub(super) fn src_qp(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -269,17 +269,17 @@ impl RequestWord {
 pub(super) struct SubjectWord(u64);
 
 impl SubjectWord {
-    #[inline(always)]
+    #[inline]
     pub(super) fn new(qp_num: u32, byte_len: u32) -> SubjectWord {
         SubjectWord(u64::from(byte_len) << 32 | u64::from(qp_num))
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn qp_num(self) -> u32 {
         self.0 as u32
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn byte_len(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -291,24 +291,24 @@ pub(super) struct ResultWord(u64);
 
 impl ResultWord {
     /// `detail` is the immediate (receives) or the position in the send queue (sends).
-    #[inline(always)]
+    #[inline]
     pub(super) fn new(tag: CqeTag, detail: u32) -> ResultWord {
         ResultWord(u64::from(detail) << 32 | u64::from(tag.to_bits()))
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn tag(self) -> CqeTag {
         CqeTag::from_bits(self.0 as u32)
     }
 
     /// Receives: the immediate, if the message carried one.
-    #[inline(always)]
+    #[inline]
     pub(super) fn imm(self) -> Option<u32> {
         self.tag().has_imm.then_some((self.0 >> 32) as u32)
     }
 
     /// Sends: low bits of the request's position in the send queue.
-    #[inline(always)]
+    #[inline]
     pub(super) fn send_position(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -341,17 +341,17 @@ impl CqeTag {
     pub(super) const VOID: CqeTag =
         CqeTag { kind: CqeKind::Void as u8, opcode: 0, status: 0, has_imm: false, epoch: 0 };
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn is(self, kind: CqeKind) -> bool {
         self.kind == kind as u8
     }
 
-    #[inline(always)]
+    #[inline]
     fn to_bits(self) -> u32 {
         u32::from_le_bytes([self.kind, self.opcode, self.status, self.epoch << 1 | self.has_imm as u8])
     }
 
-    #[inline(always)]
+    #[inline]
     fn from_bits(bits: u32) -> CqeTag {
         let [kind, opcode, status, last] = bits.to_le_bytes();
         CqeTag { kind, opcode, status, has_imm: last & 1 != 0, epoch: last >> 1 }
@@ -397,37 +397,37 @@ pub(super) struct SrqHeader {
 pub(super) struct SrqWord(pub(super) u64);
 
 impl SrqWord {
-    #[inline(always)]
+    #[inline]
     pub(super) fn posted(position: u64, slot: u16) -> SrqWord {
         SrqWord(u64::from(slot) << 32 | position & 0xFFFF_FFFF)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn taken_by(self, taker: u16) -> SrqWord {
         SrqWord(self.0 | 1 << 63 | u64::from(taker & 0x7FFF) << 48)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_taken(self) -> bool {
         self.0 >> 63 == 1
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn taker(self) -> u16 {
         (self.0 >> 48) as u16 & 0x7FFF
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn slot(self) -> u16 {
         (self.0 >> 32) as u16
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_at(self, position: u64) -> bool {
         self.0 as u32 == position as u32
     }
 
-    /// Whether the receive that was posted at `position` was taken, by a taker for which `of` holds.
+    /// Whether the receive that was posted at `position` was taken, by a taker that `of` accepts.
     pub(super) fn is_taken_by(self, position: u64, of: impl Fn(u16) -> bool) -> bool {
         self.is_at(position) && self.is_taken() && of(self.taker())
     }

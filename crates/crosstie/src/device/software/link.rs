@@ -3,9 +3,9 @@
 //! **A link that failed is not used again.** A call fails if the peer does not reply in time, because its process is stopped, or if the reply
 //! is not the one to this request. Its reply may still come. So the link is dead from then on: no further call is made on it, the service
 //! thread forgets it and moves its queue pairs to ERR, and the next connection to the peer makes a new link. The dead one stays open as long as
-//! somebody holds it, who may be inside an operation on the peer's segment: to the peer, its end means that the segment is unmapped.
+//! a thread uses it, which may be inside an operation on the peer's segment: when the link is closed, the peer takes the segment for unmapped.
 //!
-//! **Calls.** One at a time: the others wait for the same peer, and fail with the one that is under way. Nobody else waits for a call.
+//! **Calls.** One at a time: the others wait for the same peer, and fail with the call in progress. No other thread waits for a call.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,16 +18,16 @@ use rustix::process::Pid;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, REPLY_TIMEOUT, Reply, Request, hex};
-use super::copy_helpers::{CopyHelpers, MIN_SHARED};
-use super::copy_job::{HERE, Transfer};
+use super::in_place;
 use super::layout::{
     Header, MAGIC, MAX_DATAGRAM_SENDERS, PEER_LINES_LEN, PeerLine, QPS_AT, QpBlock, QpNum, REGIONS_AT,
     RegionEntry, RegionKey,
 };
+use super::lock::locked;
 use super::peer_lines::OpenLine;
 use super::region_keys::pointer;
-use super::service::Wakeup;
-use super::state::{local_regions, locked};
+use super::regions::local_regions;
+use super::wakeup::Wakeup;
 use crate::device::clock::ticks;
 use crate::device::{DeviceError, SendOp, Status};
 use crate::local::socket::{self, Peer, Socket};
@@ -161,7 +161,7 @@ impl Link {
                     process,
                     seen_alive: AtomicU64::new(ticks().wrapping_sub(LIVENESS_VALID)),
                     dead: AtomicBool::new(false),
-                    use_proxy: AtomicBool::new(!peer.is_this_process() && is_access_refused(pid)),
+                    use_proxy: AtomicBool::new(!peer.is_this_process() && in_place::is_access_refused(pid)),
                     socket,
                     last_request: Mutex::new(FIRST_REQUEST),
                     watcher: OnceLock::new(),
@@ -286,26 +286,12 @@ impl Link {
                 return Err(Status::RetryExceeded);
             }
             let remote = pointer(addr).addr() as u64;
-            let helpers =
-                if len >= MIN_SHARED { CopyHelpers::of_process(copy_between_processes) } else { None };
             // SAFETY: the caller's promise; the kernel checks the remote address.
-            let copied = unsafe {
-                match helpers {
-                    Some(helpers) => {
-                        let pid = pid.as_raw_nonzero().get();
-                        let local = local.expose_provenance() as u64;
-                        match helpers.copy(&Transfer { pid, write, remote, local, len }) {
-                            0 => Ok(()),
-                            error => Err(error),
-                        }
-                    }
-                    None => process_vm(pid, write, remote, local, len),
-                }
-            };
+            let copied = unsafe { in_place::copy(pid, write, remote, local, len) };
             match copied {
                 Ok(()) if self.has_ended() => return Err(Status::RetryExceeded),
                 Ok(()) => return Ok(()),
-                Err(error) if is_refusal(error) => self.use_proxy.store(true, Relaxed),
+                Err(error) if in_place::is_refusal(error) => self.use_proxy.store(true, Relaxed),
                 Err(libc::ESRCH) => return Err(Status::RetryExceeded),
                 Err(_) => return Err(Status::RemoteOperation),
             }
@@ -338,7 +324,7 @@ impl Link {
     }
 
     /// Whether the peer's process has ended, or had ended [`LIVENESS_VALID`] ago at the latest.
-    #[inline(always)]
+    #[inline]
     fn has_ended(&self) -> bool {
         let Some(process) = &self.process else { return self.is_dead() };
         let now = ticks();
@@ -427,84 +413,6 @@ fn proxy_result(reply: io::Result<Reply>) -> Result<u64, Status> {
     }
 }
 
-/// Copies into memory of another process that is mapped into this one.
-///
-/// # Safety
-///
-/// As for [`copy`](crate::memory::copy::copy).
-#[inline(never)]
-pub(super) unsafe fn copy_into_mapping(from: *const u8, to: *mut u8, len: usize) {
-    if len >= MIN_SHARED
-        && let Some(helpers) = CopyHelpers::of_process(copy_between_processes)
-    {
-        let (remote, local) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
-        // SAFETY: the caller's promise.
-        let error = unsafe { helpers.copy(&Transfer { pid: HERE, write: true, remote, local, len }) };
-        debug_assert_eq!(error, 0);
-    } else {
-        // SAFETY: the caller's promise.
-        unsafe { crate::memory::copy::copy(from, to, len) };
-    }
-}
-
-/// A [`CopyFunction`](super::copy_helpers::CopyFunction).
-///
-/// # Safety
-///
-/// `local..local + len` is valid for reads, and for writes if `write` is false. If `pid` is [`HERE`], the same holds for `remote`, with reads and
-/// writes exchanged.
-unsafe fn copy_between_processes(transfer: &Transfer) -> i32 {
-    let Transfer { pid, write, remote, local, len } = *transfer;
-    let local = core::ptr::with_exposed_provenance_mut(local as usize);
-    let Some(pid) = Pid::from_raw(pid) else {
-        let remote = core::ptr::with_exposed_provenance_mut(remote as usize);
-        let (from, to) = if write { (local, remote) } else { (remote, local) };
-        // SAFETY: the caller's promise: `pid` is `HERE`.
-        unsafe { crate::memory::copy::copy(from, to, len) };
-        return 0;
-    };
-    // SAFETY: the caller's promise.
-    unsafe { process_vm(pid, write, remote, local, len) }.err().unwrap_or(0)
-}
-
-/// Whether the kernel forbids this process to access the memory of another one (seccomp, Yama, another container).
-fn is_access_refused(pid: Pid) -> bool {
-    let mut byte = 0;
-    // SAFETY: `byte` is valid. The kernel looks whether the access is allowed before it looks at the address, at which nothing is mapped.
-    unsafe { process_vm(pid, false, 1, &raw mut byte, 1) }.is_err_and(is_refusal)
-}
-
-fn is_refusal(error: i32) -> bool {
-    matches!(error, libc::EPERM | libc::ENOSYS | libc::EACCES)
-}
-
-/// # Safety
-///
-/// As for [`copy_between_processes`].
-unsafe fn process_vm(pid: Pid, write: bool, addr: u64, local: *mut u8, len: usize) -> Result<(), i32> {
-    let mut done = 0;
-    while done < len {
-        // SAFETY: `done < len`, so the address stays inside the caller's range.
-        let here = libc::iovec { iov_base: unsafe { local.add(done) }.cast(), iov_len: len - done };
-        let there = libc::iovec { iov_base: (addr as usize + done) as *mut _, iov_len: len - done };
-        let pid = pid.as_raw_nonzero().get();
-        // SAFETY: `here` describes memory that the caller promised to be valid; the kernel checks `there`.
-        let moved = unsafe {
-            if write {
-                libc::process_vm_writev(pid, &here, 1, &there, 1, 0)
-            } else {
-                libc::process_vm_readv(pid, &here, 1, &there, 1, 0)
-            }
-        };
-        match moved {
-            1.. => done += moved as usize,
-            0 => return Err(libc::EFAULT),
-            _ => return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)),
-        }
-    }
-    Ok(())
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::Ordering::SeqCst;
@@ -581,12 +489,12 @@ mod tests {
     fn message_that_nobody_reads_does_not_wake_the_service_thread() {
         let (link, peer, devices) = scripted();
         let (link, device) = (Arc::new(link), shared(&devices[0]));
-        device.service.watch(&link).unwrap();
+        device.watch.add_link(&link).unwrap();
         reply(&peer, 77, 0);
         let mut arrived = [PollFd::new(&link.socket, PollFlags::IN)];
         assert_eq!(rustix::event::poll(&mut arrived, None), Ok(1));
         let no_wait = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut events = [PollFd::new(&device.service.epoll, PollFlags::IN)];
+        let mut events = [PollFd::new(&device.watch.epoll, PollFlags::IN)];
         assert_eq!(rustix::event::poll(&mut events, Some(&no_wait)), Ok(0), "its thread would spin");
         // The end of the connection is noticed behind the message.
         drop(peer);

@@ -2,7 +2,7 @@
 //!
 //! **The poster's thread executes the operation.** A WRITE is a lookup in the peer's table of regions and a copy into its
 //! mapped segment; a completion is a store of one cache line into the peer's completion lane. The peer's CPU takes no part. There are two
-//! exceptions. Memory registered in place is reached with `process_vm_writev`, unless it can be mapped (`peer_mapping.rs`); atomics on it, and all
+//! exceptions. Memory registered in place is reached with `process_vm_writev`, or through a mapping (`in_place/`); atomics on it, and all
 //! access where the kernel forbids that call, go through the peer's service thread. And a request that cannot be executed yet (no receive,
 //! peer not ready) is retried by a progress thread here.
 //!
@@ -30,62 +30,80 @@
 //! including those of shared receive queues that the dead process had taken. Nothing is left in a file system.
 //!
 //! **A stopped peer** (SIGSTOP, a frozen container, a debugger). Nothing waits for it without a limit, except the drop of memory registered in place, see
-//! `quiescence.rs`. Who needs its service thread waits five seconds for the reply, alone: no lock that others need is held. Then the link to it is
-//! broken off, and what used the link fails, see `link.rs`.
+//! `quiescence.rs`. A thread that needs the peer's service thread waits for the reply for five seconds, without a lock that other threads need.
+//! Then it breaks the link off, and everything that used the link fails, see `link.rs`.
+//!
+//! # Layers
+//!
+//! A file knows files of its own line and of the lines above. Three groups of files know each other: `qp`, `cq_shared`, `state` and `removal`; `cq`
+//! and `cq_lanes`; `datapath` and `progress`. The type of each field of `DeviceShared` (`state.rs`) is in a file that knows nothing of the device.
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `layout.rs` | layout of a segment |
-//! | `state.rs`, `setup.rs` | the device's tables; opening it, protection domains, regions |
-//! | `qp.rs`, `rc.rs`, `datagram.rs`, `srq.rs` | queue pairs and shared receive queues |
-//! | `datapath.rs`, `at_hand.rs`, `peer_qp.rs`, `peer_memory.rs`, `peer_mapping.rs`, `error.rs` | executing requests on the peer's queue pair and memory |
-//! | `recv.rs`, `shared_recv.rs` | receive queues: of one queue pair, and shared ones |
-//! | `lane.rs`, `cq_ring.rs` | completion lanes and completion rings |
-//! | `cq.rs`, `cq_lanes.rs` | completion queues: polling them, and their lanes |
-//! | `copy_helpers.rs` | threads that help with long copies into the memory of another process |
-//! | `deferred.rs`, `progress.rs` | requests that have to wait, and the threads that retry them |
-//! | `control.rs`, `link.rs`, `service.rs` | messages between devices, links to peers, the service thread |
-//! | `quiescence.rs`, `peer_lines.rs`, `removal.rs` | who may still touch an object that goes away, and what is freed later |
+//! | `layout`, `control` | layout of a segment; messages between devices |
+//! | `error`, `lock`, `events`, `attempts`, `wakeup` | errors; locks; events; attempts of our own threads; waking the service thread |
+//! | `device_memory`, `region_keys`, `regions`, `qp_table` | what a device owns: memory, regions, queue pairs by number |
+//! | `recv_slots`, `shared_recv`, `recv`, `cq_ring` | receive queues and completion rings |
+//! | `in_place`, `peer_lines`, `link` | copies between processes; who announces operations where; the link to a peer |
+//! | `watch`, `peers`, `workers` | what the service thread waits for; the peers; which progress thread retries what |
+//! | `quiescence` | who may still touch an object that goes away |
+//! | `request`, `peer_memory`, `lane`, `peer_qp`, `deferred` | one request: its checks, the peer's memory, lane and queue pair; requests that have to wait |
+//! | `qp`, `cq_shared`, `state`, `removal` | what queue pairs, completion queues and threads share; the device; what is freed later |
+//! | `abandoned`, `lane_reader`, `service` | positions of dead producers; reading a lane; the service thread |
+//! | `setup` | opening a device, protection domains, regions |
+//! | `cq`, `cq_lanes`, `srq`, `qp_setup` | completion queues, as they are polled; shared receive queues; creating queue pairs |
+//! | `rc`, `datapath`, `progress`, `at_hand`, `datagram` | queue pairs as the program uses them: states, executing requests, retrying them, the fast path; datagrams |
 
+mod abandoned;
 mod at_hand;
+mod attempts;
 mod control;
-mod copy_helpers;
-mod copy_job;
 mod cq;
 mod cq_lanes;
 mod cq_ring;
+mod cq_shared;
 mod datagram;
 #[cfg(all(test, not(loom)))]
 mod datagram_tests;
 mod datapath;
 mod deferred;
+mod device_memory;
 mod error;
+mod events;
 #[cfg(all(test, not(loom)))]
 mod forged;
 #[cfg(test)]
 mod forged_data_tests;
 #[cfg(all(test, not(loom)))]
 mod fuzz_tests;
+mod in_place;
 #[cfg(test)]
 mod invalid_input_tests;
 mod lane;
+mod lane_reader;
 #[cfg(test)]
 mod lane_tests;
 mod layout;
 mod link;
+mod lock;
 #[cfg(test)]
 mod pauses;
 mod peer_lines;
-mod peer_mapping;
 mod peer_memory;
 mod peer_qp;
+mod peers;
 mod progress;
 mod qp;
+mod qp_setup;
+mod qp_table;
 mod quiescence;
 mod rc;
 mod recv;
+mod recv_slots;
 mod region_keys;
+mod regions;
 mod removal;
+mod request;
 mod service;
 #[cfg(all(test, not(loom)))]
 mod service_tests;
@@ -93,6 +111,9 @@ mod setup;
 mod shared_recv;
 mod srq;
 mod state;
+mod wakeup;
+mod watch;
+mod workers;
 
 pub use cq::Cq;
 pub(crate) use cq::CqParker;

@@ -20,6 +20,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::error::os;
 use super::layout::{
     LINES_PER_PEER, MAX_DATAGRAM_SENDERS, MAX_DATAGRAM_SENDERS_PER_PROCESS, PEER_LINES_LEN, PeerLine,
 };
@@ -117,7 +118,7 @@ impl PeerLines {
         usage: LineUse,
         taken: u64,
     ) -> Result<AssignedLine, DeviceError> {
-        let table = self.table(&gid).map_err(super::state::os("creating the table of peer lines"))?;
+        let table = self.table(&gid).map_err(os("creating the table of peer lines"))?;
         let index = table.take_index().ok_or(DeviceError::Limit {
             what: "connections to one peer, including old ones that it has not left",
             asked: u64::from(LINES_PER_PEER) + 1,

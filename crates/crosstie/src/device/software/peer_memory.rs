@@ -3,13 +3,13 @@
 //! The caller holds an [`OperationGuard`](super::quiescence::OperationGuard) of that peer, so a region that was found here
 //! cannot be freed before the operation ends.
 
-use core::ptr::NonNull;
 use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 
 use super::error::ExecuteError;
+use super::in_place::{MappedPtr, PeerMappings};
 use super::layout::{IN_PLACE, RegionEntry, RegionKey};
-use super::link::{Link, copy_into_mapping};
-use super::recv::{RECV_ACCESS, RecvSge};
+use super::link::Link;
+use super::recv_slots::{RECV_ACCESS, RecvSge};
 use super::region_keys::pointer;
 use crate::device::{Access, Data, RemoteAddr, Status};
 use crate::memory::copy::{copy, copy_streaming};
@@ -20,8 +20,8 @@ pub(super) enum RemotePtr {
     /// Mapped into this process.
     Mapped(*mut u8),
     /// Registered in place by another process; reached with `process_vm_*` or through the peer's service thread.
-    /// `mapped`: where it is mapped into this process, if it is, see `peer_mapping.rs`.
-    InPlace { addr: u64, key: u32, mapped: Option<NonNull<u8>> },
+    /// `mapped`: where it is mapped into this process, if it is, see `in_place/`.
+    InPlace { addr: u64, key: u32, mapped: Option<MappedPtr> },
 }
 
 impl RemotePtr {
@@ -32,9 +32,18 @@ impl RemotePtr {
             RemotePtr::InPlace { addr, key, mapped } => RemotePtr::InPlace {
                 addr: addr.wrapping_add(offset as u64),
                 key,
-                mapped: mapped.and_then(|at| NonNull::new(at.as_ptr().wrapping_add(offset))),
+                mapped: mapped.map(|mapped| mapped.at(offset)),
             },
         }
+    }
+
+    /// The same location, which was checked for `len` bytes. If it is in memory in place that is mapped here, with the place where it is mapped:
+    /// that is valid until the next call.
+    #[inline]
+    pub(super) fn find_mapping(self, mappings: &mut PeerMappings, link: &Link, len: u32) -> RemotePtr {
+        let RemotePtr::InPlace { addr, key, .. } = self else { return self };
+        let mapped = mappings.find(&link.regions, link.process.as_ref(), key, addr, len);
+        RemotePtr::InPlace { addr, key, mapped }
     }
 }
 
@@ -52,7 +61,7 @@ impl PeerMemory<'_> {
     #[inline(always)]
     fn look_up(&self, key: u32, addr: u64, len: u32, access: Access) -> Option<RemotePtr> {
         let entry = &self.link.regions[RegionKey::from_bits(key).index() as usize];
-        // Acquire, partner: the Release store in `DeviceShared::add_region`.
+        // Acquire, partner: the Release store in `Regions::add`.
         if entry.key.load(Acquire) != key || key == 0 {
             return None;
         }
@@ -110,7 +119,7 @@ impl PeerMemory<'_> {
     /// # Safety
     ///
     /// As for [`copy`]. If the ranges overlap (a loopback connection), the result is some mixture of the bytes, as on a NIC.
-    #[inline(always)]
+    #[inline]
     unsafe fn copy_mapped(&self, from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -133,9 +142,7 @@ impl PeerMemory<'_> {
             // SAFETY: the caller's promise.
             RemotePtr::Mapped(to) => unsafe { self.copy_mapped(from, to, len) },
             // SAFETY: the caller's promise.
-            RemotePtr::InPlace { mapped: Some(to), .. } => unsafe {
-                copy_into_mapping(from, to.as_ptr(), len);
-            },
+            RemotePtr::InPlace { mapped: Some(to), .. } => unsafe { to.write(from, len) },
             // SAFETY: the caller's promise; the local memory is only read.
             RemotePtr::InPlace { addr, key, mapped: None } => unsafe {
                 self.link.copy_in_place(true, key, addr, from.cast_mut(), len)?;
@@ -268,7 +275,7 @@ impl LastTarget {
         }
         // No two regions have the same key and the same address (`region_keys.rs`), and a region has its key as long as it exists. The rest
         // of the entry was checked when it was found.
-        // Acquire, partner: the Release store in `DeviceShared::add_region`.
+        // Acquire, partner: the Release store in `Regions::add`.
         if entry.key.load(Acquire) != to.rkey || entry.addr.load(Relaxed) != self.addr {
             return None;
         }

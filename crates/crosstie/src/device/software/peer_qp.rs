@@ -4,11 +4,11 @@ use core::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use std::sync::Arc;
 
 use super::error::ExecuteError;
+use super::in_place::PeerMappings;
 use super::lane::PeerLane;
 use super::layout::{ConnectionWord, KIND_RC, QpBlock, QpNum, gid_words, qp_block_at, taker_of_qp};
 use super::link::Link;
 use super::peer_lines::OpenLine;
-use super::peer_mapping::PeerMappings;
 use super::peer_memory::LastTarget;
 use super::recv::PeerRecvQueue;
 use crate::device::{Access, ConnectConfig, Status};

@@ -1,29 +1,25 @@
-//! The part of a queue pair that its owner, its completion queues and the device's threads share; creating and destroying
-//! it. What is special to one kind is in `rc.rs` and `datagram.rs`.
+//! The part of a queue pair that its owner, its completion queues and the device's threads share. `qp_setup.rs` creates and destroys it. What is
+//! special to one kind is in `rc.rs` and `datagram.rs`.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::cq::CqShared;
 use super::cq_ring::NewCqe;
+use super::cq_shared::CqShared;
 use super::deferred::DeferredSends;
 use super::lane::Lane;
-use super::layout::{
-    ConnectionWord, CqeKind, KIND_UD, QpBlock, QpNum, RequestWord, qp_block_at, short_epoch,
-};
+use super::layout::{ConnectionWord, CqeKind, KIND_UD, QpBlock, QpNum, RequestWord, short_epoch};
 use super::link::Link;
+use super::lock::locked;
 use super::peer_lines::AssignedLine;
-use super::quiescence::{DROP_TIMEOUT, Pause};
+use super::quiescence::{Pause, PeerDeparture};
 use super::recv::RecvQueue;
-use super::removal::QpRemoval;
-use super::setup::Pd;
 use super::shared_recv::SharedRecvQueue;
-use super::state::{DeviceShared, check_limit, locked};
-use super::{Cq, Srq};
-use crate::device::{Completion, DeviceError, Event, Opcode, QpConfig, QpState, Status};
+use super::state::{DeviceShared, FlushRequest};
+use crate::device::{Completion, DeviceError, Event, Opcode, QpState, Status};
 use crate::memory::segment::SharedRef;
 use crate::ring::reservation;
 
@@ -58,8 +54,20 @@ pub(super) struct QpShared {
     pub(super) deferred: Mutex<DeferredSends>,
     /// RC: the connected device, with the line that it writes during this connection.
     peer: Mutex<Option<ConnectedPeer>>,
-    /// Held while the connection opens, and while the queue pair goes to ERR: it is never in ERR and open.
+    /// Locked while the connection opens, and while the queue pair moves to ERR: it is never in ERR and open.
     opening: Mutex<()>,
+}
+
+/// What a queue pair consists of when it is created.
+pub(super) struct QpParts {
+    pub(super) device: Arc<DeviceShared>,
+    pub(super) num: u32,
+    pub(super) pd: u32,
+    pub(super) block: SharedRef<QpBlock>,
+    pub(super) send_cq: Arc<CqShared>,
+    pub(super) recv_cq: Arc<CqShared>,
+    pub(super) recv: RecvSource,
+    pub(super) lane: Option<Lane>,
 }
 
 #[derive(Debug)]
@@ -80,6 +88,38 @@ pub(super) enum RecvSource {
 }
 
 impl QpShared {
+    /// A queue pair in RESET, without a peer.
+    pub(super) fn new(parts: QpParts, kind: u32, epoch: u64) -> QpShared {
+        let QpParts { device, num, pd, block, send_cq, recv_cq, recv, lane } = parts;
+        QpShared {
+            device,
+            num,
+            pd,
+            kind,
+            block,
+            state: AtomicU8::new(QpState::Reset as u8),
+            epoch: AtomicU64::new(epoch),
+            send_cq,
+            recv_cq,
+            recv,
+            lane,
+            sq_done: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            send_claim: AtomicU64::new(reservation::IDLE),
+            deferred: Mutex::default(),
+            peer: Mutex::new(None),
+            opening: Mutex::new(()),
+            destroyed: AtomicBool::new(false),
+        }
+    }
+
+    /// The program has dropped it.
+    pub(super) fn mark_destroyed(&self) {
+        // Release, partner: the Acquire load in `Cq::poll`.
+        self.destroyed.store(true, Release);
+        self.epoch.fetch_or(NO_EPOCH, Relaxed);
+    }
+
     #[inline]
     pub(super) fn state(&self) -> QpState {
         // Acquire, partner: the Release store in `set_state`.
@@ -116,7 +156,7 @@ impl QpShared {
     pub(super) fn begin_epoch(&self) {
         // The service thread holds this lock while it breaks the connection that a peer means, and while it pushes the
         // flush marker. So neither can hit the next connection.
-        let _one_at_a_time = locked(&self.device.service.cleanup);
+        let _one_at_a_time = locked(&self.device.cleanup);
         self.state.store(QpState::Reset as u8, Release);
         self.epoch.store(self.device.next_epoch(self.epoch()), Relaxed);
     }
@@ -148,7 +188,7 @@ impl QpShared {
         // The lock is released first: this may be the last use of the link.
         let peer = locked(&self.peer).take();
         if let Some(peer) = peer {
-            self.device.retire_line(&peer.line);
+            self.device.peers.retire_line(&peer.line);
         }
     }
 
@@ -177,13 +217,13 @@ impl QpShared {
             }
         }
         self.request_flush();
-        self.device.progress.wake();
+        self.device.workers.wake();
         true
     }
 
     /// Asks the service thread to flush the receives once the peer can complete no more of them.
-    pub(super) fn request_flush(self: &Arc<Self>) {
-        self.device.service.request_flush(self);
+    pub(super) fn request_flush(&self) {
+        self.device.request_flush(FlushRequest { qp_num: self.num, epoch: self.epoch() });
     }
 
     /// Pushes the completion of a send request.
@@ -207,7 +247,7 @@ impl QpShared {
             epoch: short_epoch(self.epoch()),
         };
         if self.send_cq.ring.push(&self.send_claim, &completion).is_err() {
-            self.device.emit(Event::CqOverrun);
+            self.device.events.emit(Event::CqOverrun);
             self.move_to_error();
         }
     }
@@ -224,139 +264,47 @@ impl QpShared {
     pub(super) fn wrong_state(&self, step: &'static str, needs: &'static str) -> DeviceError {
         DeviceError::WrongState { qp_num: self.num, state: self.state(), step, needs }
     }
-}
 
-/// Creates a queue pair of either kind and adds it to the device's table and to its completion queues.
-pub(super) fn create(
-    pd: &Pd,
-    pd_id: u32,
-    config: &QpConfig,
-    send_cq: &Cq,
-    recv_cq: &Cq,
-    srq: Option<&Srq>,
-    kind: u32,
-) -> Result<Arc<QpShared>, DeviceError> {
-    let device = &pd.handle.device;
-    let attr = device.attr();
-    check_limit("send requests", config.max_send_wr, attr.max_qp_wr)?;
-    check_limit("receives", config.max_recv_wr, attr.max_qp_wr)?;
-    check_limit("scatter/gather entries per send request", config.max_send_sge, attr.max_sge)?;
-    check_limit("scatter/gather entries per receive", config.max_recv_sge, attr.max_sge)?;
-    check_limit("inline bytes", config.max_inline, attr.max_inline)?;
-    for cq in [send_cq, recv_cq] {
-        if !Arc::ptr_eq(&cq.shared.device, device) {
-            return Err(DeviceError::WrongDevice("the completion queue"));
+    /// Closes the queue pair to its peer and drops its deferred sends.
+    pub(super) fn close(&self) {
+        self.block.connection.store(ConnectionWord::NOT_READY.0, Relaxed);
+        // A progress thread executes deferred sends under this lock, but for those that wait for a peer: they use nothing of the program's.
+        let was_deferring = locked(&self.deferred).clear();
+        if was_deferring {
+            self.device.workers.forget(self.num);
         }
     }
-    if srq.is_some_and(|srq| !Arc::ptr_eq(&srq.shared.device, device)) {
-        return Err(DeviceError::WrongDevice("the shared receive queue"));
-    }
-    device.add_qp(|key| {
-        let epoch = device.next_epoch(0);
-        let lane = match kind {
-            KIND_UD => None,
-            _ => {
-                let receives = srq.map_or(config.max_recv_wr, |srq| srq.shared.capacity());
-                Some(Lane::new(device, receives, srq.is_some(), epoch)?)
-            }
-        };
-        let recv = match srq {
-            Some(srq) => RecvSource::Shared(srq.shared.clone()),
-            None if kind == KIND_UD => {
-                let queue = SharedRecvQueue::new(device, pd_id, config.max_recv_wr, config.max_recv_sge)?;
-                RecvSource::Datagram(Arc::new(queue))
-            }
-            None => RecvSource::Own(RecvQueue::new(device, config.max_recv_wr, config.max_recv_sge)?),
-        };
-        let block: SharedRef<QpBlock> = SharedRef::new(&device.segment, qp_block_at(key.index()))
-            .ok_or(DeviceError::Exhausted { what: "queue pairs" })?;
-        block.connection.store(ConnectionWord::NOT_READY.0, Relaxed);
-        block.qp_num.store(key.bits(), Relaxed);
-        block.kind.store(kind, Relaxed);
-        block.pd.store(pd_id, Relaxed);
-        block.recv_cq.store(recv_cq.shared.at(), Relaxed);
-        let line = &block.owner_line;
-        line.posted.store(0, Relaxed);
-        let (at, depth, sges, shared) = match &recv {
-            RecvSource::Own(queue) => (queue.memory.at, queue.depth(), queue.max_sge(), 0),
-            RecvSource::Shared(queue) | RecvSource::Datagram(queue) => {
-                (queue.memory.at, queue.depth(), queue.max_sge(), 1)
-            }
-        };
-        line.recv_at.store(at, Relaxed);
-        line.recv_depth.store(depth, Relaxed);
-        line.recv_sges.store(sges, Relaxed);
-        line.shared.store(shared, Relaxed);
-        if let Some(lane) = &lane {
-            lane.describe(&block);
-        }
-        let qp = Arc::new(QpShared {
-            device: device.clone(),
-            num: key.bits(),
-            pd: pd_id,
-            kind,
-            block,
-            state: AtomicU8::new(QpState::Reset as u8),
-            epoch: AtomicU64::new(epoch),
-            send_cq: send_cq.shared.clone(),
-            recv_cq: recv_cq.shared.clone(),
-            recv,
-            lane,
-            sq_done: AtomicU64::new(0),
-            received: AtomicU64::new(0),
-            send_claim: AtomicU64::new(reservation::IDLE),
-            deferred: Mutex::default(),
-            peer: Mutex::new(None),
-            opening: Mutex::new(()),
-            destroyed: AtomicBool::new(false),
-        });
-        qp.send_cq.add_qp(&qp);
-        if !Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
-            qp.recv_cq.add_qp(&qp);
-        }
-        Ok(qp)
-    })
-}
 
-/// Closes a queue pair and removes it. Waits up to [`DROP_TIMEOUT`] for its own peer to leave an operation; a peer that is
-/// still inside then does not hold up the caller: the device removes the queue pair when the peer has left.
-pub(super) fn destroy(qp: &Arc<QpShared>) {
-    if !qp.device.is_of_this_process() {
-        return;
-    }
-    // Release, partner: the Acquire load in `Cq::poll`.
-    qp.destroyed.store(true, Release);
-    qp.epoch.fetch_or(NO_EPOCH, Relaxed);
-    qp.close();
-    let mut removal = QpRemoval::new(qp);
-    let (deadline, mut pause) = (Instant::now() + DROP_TIMEOUT, Pause::default());
-    while !removal.try_finish() {
-        if Instant::now() >= deadline {
-            return qp.device.defer_qp_removal(removal);
+    /// Waits until the peer of this queue pair, which is closed, has left and what a dead peer left behind is repaired. The error
+    /// says that this took longer than `limit`.
+    pub(super) fn wait_for_departure(
+        &self,
+        departure: &mut PeerDeparture,
+        limit: Duration,
+    ) -> Result<(), DeviceError> {
+        let (deadline, mut pause) = (Instant::now() + limit, Pause::default());
+        while !self.peer_has_left(departure) {
+            if Instant::now() >= deadline {
+                let peer = self.peer_line();
+                return Err(self.device.peers.busy_error(peer.as_ref().map(|peer| &peer.gid)));
+            }
+            pause.wait();
         }
-        pause.wait();
+        Ok(())
     }
-}
 
-impl QpShared {
+    /// Whether the peer of this queue pair, which is closed, is outside for good, see [`PeerDeparture::is_over`].
+    pub(super) fn peer_has_left(&self, departure: &mut PeerDeparture) -> bool {
+        self.peer_line().is_none_or(|peer| departure.is_over(&peer, &self.device.peers))
+    }
+
     /// Ends the removal of a queue pair. No peer may be inside an operation on it.
     pub(super) fn finish_removal(self: &Arc<Self>) {
-        self.leave_cqs();
-        self.retire_peer_line();
-        self.device.remove_qp(self.num);
-        self.free_recv_queue();
-    }
-
-    fn leave_cqs(self: &Arc<Self>) {
         self.send_cq.remove_qp(self);
         if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
             self.recv_cq.remove_qp(self);
         }
-    }
-
-    fn free_recv_queue(&self) {
-        if let RecvSource::Own(queue) = &self.recv {
-            self.device.free(&queue.memory);
-        }
+        self.retire_peer_line();
+        self.device.qps.remove(self.num);
     }
 }

@@ -50,7 +50,7 @@
 //! | `PeerLine::tenure` | owner and peer in turn, see `ring/presence.rs` | who may write the line |
 //! | `PeerLine::taken`, `SrqWord` | the peer that takes a receive | which receives were taken, and by whom |
 //! | `RegionEntry::key`, `QpBlock::connection`, `QpBlock::line` | the owner | zero: the object is gone |
-//! | `PeerLines`, `connected_peers`, `Removals` | the owner | private memory |
+//! | `Peers`, `Removals` | the owner | private memory |
 //!
 //! # Who waits for whom, and for how long
 //!
@@ -75,7 +75,7 @@
 //!
 //! A peer is gone when its process has ended (pidfd), or when it has closed its socket, which it does after it has unmapped
 //! our segment. A peer that we cut off because it sent a malformed message is not gone: its process lives and may be inside
-//! an operation. What a dead datagram sender left half done is repaired here: [`DeviceShared::void_abandoned_reservation`] fills the
+//! an operation. What a dead datagram sender left half done is repaired: `abandoned.rs` fills the
 //! position that it had reserved without publishing. A dead peer of a connection leaves nothing to repair (`lane.rs`). The receives that
 //! either of them had taken are returned by the poller when it comes to a notice, which the service thread posts only after the peer can
 //! complete no more receives (`ring/notices.rs`, `cq.rs`, `service.rs`).
@@ -92,18 +92,15 @@
 //! - It cannot make us free what **another** peer may still touch: the lines of the other peer are in a segment that it
 //!   has not mapped, and the record of who writes which line is private.
 
-use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use core::sync::atomic::AtomicU64;
 use core::time::Duration;
-use std::time::Instant;
 
-use super::cq_ring::CqRing;
-use super::layout::{ConnectionWord, PeerLine};
+use super::attempts::{Attempts, ObservedAttempt};
+use super::layout::PeerLine;
+use super::lock::locked;
 use super::peer_lines::{AssignedLine, LineUse};
-use super::progress::ObservedAttempt;
-use super::qp::QpShared;
-use super::state::{DeviceShared, locked};
-use crate::device::DeviceError;
-use crate::ring::{fence, presence, reservation};
+use super::peers::Peers;
+use crate::ring::{fence, presence};
 
 /// How long a call that can fail waits for a peer that is alive but does not leave its operation.
 pub(super) const QUIESCE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -170,15 +167,41 @@ pub(super) struct Quiescence {
 }
 
 impl Quiescence {
+    /// Collects the operations that may have found a region of protection domain `pd`, which the caller has just taken
+    /// away.
+    pub(super) fn observe_domain(peers: &Peers, attempts: &Attempts, pd: u32) -> Quiescence {
+        let reaches = |usage: &LineUse| match usage {
+            LineUse::Connection { pd: other } => *other == pd,
+            LineUse::Datagrams { .. } => true,
+        };
+        Quiescence { ends_with_peer: true, ..Quiescence::observe(peers, attempts, reaches) }
+    }
+
+    /// Collects the operations that may have found a datagram queue pair, which the caller has just closed.
+    pub(super) fn observe_datagram_senders(peers: &Peers, attempts: &Attempts) -> Quiescence {
+        Quiescence::observe(peers, attempts, |usage| matches!(usage, LineUse::Datagrams { .. }))
+    }
+
+    fn observe(peers: &Peers, attempts: &Attempts, reaches: impl Fn(&LineUse) -> bool) -> Quiescence {
+        // After this fence, a peer that did not see the caller's stores has made its odd `busy` visible.
+        fence::heavy();
+        let lines = locked(&peers.lines)
+            .all()
+            .filter(|line| reaches(&line.usage))
+            .filter_map(|line| presence::observe(&line.line.busy).map(|seen| (line, seen)))
+            .collect();
+        Quiescence { lines, attempts: attempts.current(), ends_with_peer: false }
+    }
+
     /// Whether all these operations have ended.
-    pub(super) fn is_reached(&mut self, device: &DeviceShared) -> bool {
+    pub(super) fn is_reached(&mut self, peers: &Peers) -> bool {
         let ends_with_peer = self.ends_with_peer;
         self.lines.retain(|(line, seen)| {
             !presence::has_left(&line.line.busy, *seen)
                 && if ends_with_peer {
-                    device.is_peer_connected(&line.gid)
+                    peers.is_connected(&line.gid)
                 } else {
-                    locked(&device.peer_lines).is_assigned(line)
+                    locked(&peers.lines).is_assigned(line)
                 }
         });
         self.attempts.retain(|attempt| !attempt.has_ended());
@@ -199,123 +222,24 @@ impl Quiescence {
     }
 }
 
-/// Waits for the peer of one queue pair, see [`QpShared::peer_has_left`].
+/// The departure of the peer of one queue pair.
 #[derive(Debug, Default)]
 pub(super) struct PeerDeparture {
     /// `busy` at the first look; `None` before it.
     seen: Option<Option<u64>>,
 }
 
-impl DeviceShared {
-    /// Collects the operations that may have found a region of protection domain `pd`, which the caller has just taken
-    /// away.
-    pub(super) fn observe_domain(&self, pd: u32) -> Quiescence {
-        let reaches = |usage: &LineUse| match usage {
-            LineUse::Connection { pd: other } => *other == pd,
-            LineUse::Datagrams { .. } => true,
-        };
-        Quiescence { ends_with_peer: true, ..self.observe(reaches) }
-    }
-
-    /// Collects the operations that may have found a datagram queue pair, which the caller has just closed.
-    pub(super) fn observe_datagram_senders(&self) -> Quiescence {
-        self.observe(|usage| matches!(usage, LineUse::Datagrams { .. }))
-    }
-
-    fn observe(&self, reaches: impl Fn(&LineUse) -> bool) -> Quiescence {
-        // After this fence, a peer that did not see the caller's stores has made its odd `busy` visible.
-        fence::heavy();
-        let lines = locked(&self.peer_lines)
-            .all()
-            .filter(|line| reaches(&line.usage))
-            .filter_map(|line| presence::observe(&line.line.busy).map(|seen| (line, seen)))
-            .collect();
-        Quiescence { lines, attempts: self.progress.current_attempts(), ends_with_peer: false }
-    }
-
-    /// The error of a call that gave up waiting for the peer with this device.
-    pub(super) fn peer_busy(&self, gid: Option<&[u8; 16]>) -> DeviceError {
-        DeviceError::PeerBusy { process: gid.and_then(|gid| self.peer_process(gid)) }
-    }
-
-    /// Publishes a void entry at the position that a dead datagram sender reserved in `ring` and did not publish, if there is one, and
-    /// clears the sender's claim. Returns false if that cannot be decided yet.
-    pub(super) fn void_abandoned_reservation(&self, dead: &AssignedLine, ring: &CqRing) -> bool {
-        let _one_at_a_time = locked(&self.service.cleanup);
-        let position = dead.line.claim.load(Acquire);
-        let header = &*ring.header;
-        let head = header.head.word.load(Acquire);
-        let is_complete = position == reservation::IDLE
-            || position >= head
-            // Acquire, partner: the Release store in `Cq::poll`. It was published and read, or the poller has passed it and
-            // looks after it.
-            || header.consumed.word.load(Acquire) > position
-            || ring.is_published(position);
-        if !is_complete {
-            if !self.is_abandoned(ring, position) {
-                return false;
-            }
-            ring.publish_void(position);
-        }
-        dead.line.claim.store(reservation::IDLE, Relaxed);
-        true
-    }
-
-    /// Whether no live producer can still publish `position` of `ring`. The caller holds the lock `cleanup`.
-    pub(super) fn is_abandoned(&self, ring: &CqRing, position: u64) -> bool {
-        let qps = self.all_qps();
-        let mut live: Vec<&AtomicU64> = qps.iter().map(|qp| &qp.send_claim).collect();
-        let lines: Vec<AssignedLine> = locked(&self.peer_lines)
-            .all()
-            .filter(|line| matches!(line.usage, LineUse::Datagrams { .. }))
-            .filter(|line| self.is_peer_connected(&line.gid))
-            .collect();
-        live.extend(lines.iter().map(|line| &line.line.claim));
-        // This includes claims of datagram senders and of our own posters in other rings. An equal position there only means one more attempt.
-        let published = || ring.is_published(position);
-        reservation::is_abandoned(&ring.header.head.word, position, live.into_iter(), published)
-    }
-}
-
-impl QpShared {
-    /// Closes the queue pair to its peer and drops its deferred sends.
-    pub(super) fn close(&self) {
-        self.block.connection.store(ConnectionWord::NOT_READY.0, Relaxed);
-        // A progress thread executes deferred sends under this lock, but for those that wait for a peer: they use nothing of the program's.
-        let was_deferring = locked(&self.deferred).clear();
-        if was_deferring {
-            self.device.progress.forget(self);
-        }
-    }
-
-    /// Waits until the peer of this queue pair, which is closed, has left and what a dead peer left behind is repaired. The error
-    /// says that this took longer than `limit`.
-    pub(super) fn wait_for_departure(
-        &self,
-        departure: &mut PeerDeparture,
-        limit: Duration,
-    ) -> Result<(), DeviceError> {
-        let (deadline, mut pause) = (Instant::now() + limit, Pause::default());
-        while !self.peer_has_left(departure) {
-            if Instant::now() >= deadline {
-                return Err(self.device.peer_busy(self.peer_line().as_ref().map(|peer| &peer.gid)));
-            }
-            pause.wait();
-        }
-        Ok(())
-    }
-
-    /// Whether the peer of this queue pair, which is closed, is outside the queue pair for good: it can complete no more
+impl PeerDeparture {
+    /// Whether the peer that writes this line is outside of the queue pair, which is closed, for good: it can complete no more
     /// receives, and what it left behind if it is dead is repaired. Never blocks.
     ///
-    /// `departure` keeps the value of `busy` from the first call, so that an operation that began later, and therefore
+    /// It keeps the value of `busy` from the first call, so that an operation that began later, and therefore
     /// sees the closed connection, is not waited for.
-    pub(super) fn peer_has_left(&self, departure: &mut PeerDeparture) -> bool {
-        let Some(peer) = self.peer_line() else { return true };
-        if !self.device.is_peer_connected(&peer.gid) {
+    pub(super) fn is_over(&mut self, peer: &AssignedLine, peers: &Peers) -> bool {
+        if !peers.is_connected(&peer.gid) {
             return true;
         }
-        let seen = *departure.seen.get_or_insert_with(|| {
+        let seen = *self.seen.get_or_insert_with(|| {
             // After this fence either the peer sees that the connection is closed, or we see its odd `busy`.
             fence::heavy();
             presence::observe(&peer.line.busy)

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
 
+use super::attempts::AttemptWord;
 use super::lane::LANE_DATA;
 use super::layout::{ConnectionWord, KIND_RC, gid_words};
 use super::link::Link;
 use super::peer_lines::LineUse;
 use super::peer_qp::PeerQp;
-use super::progress::AttemptWord;
-use super::qp::{self, QpShared, RecvSource};
+use super::qp::{QpShared, RecvSource};
+use super::qp_setup;
 use super::quiescence::{PeerDeparture, QUIESCE_TIMEOUT};
 use super::setup::{DeviceHandle, Pd};
 use super::{Cq, Srq};
@@ -25,7 +26,7 @@ impl Pd {
         recv_cq: &Cq,
         srq: Option<&Srq>,
     ) -> Result<RcQp, DeviceError> {
-        let shared = qp::create(self, pd, config, send_cq, recv_cq, srq, KIND_RC)?;
+        let shared = qp_setup::create(self, pd, config, send_cq, recv_cq, srq, KIND_RC)?;
         Ok(RcQp {
             shared,
             _handle: self.handle.clone(),
@@ -33,7 +34,7 @@ impl Pd {
             peer: None,
             link: None,
             connect: ConnectConfig::default(),
-            max_message: self.handle.device.attr().max_message,
+            max_message: self.handle.device.attr.max_message,
             sq_posted: 0,
             sq_limit: 0,
             max_short: (LANE_DATA as u32).min(config.max_inline),
@@ -109,7 +110,7 @@ impl RcQp {
         let tenure = ConnectionWord::ready(shared.epoch()).tenure();
         let taken = shared.lane.as_ref().map_or(0, |lane| lane.first());
         let usage = LineUse::Connection { pd: shared.pd };
-        let line = shared.device.assign_line(peer.device.gid, tenure, usage, taken)?;
+        let line = shared.device.peers.assign_line(peer.device.gid, tenure, usage, taken)?;
         shared.block.line.store(line.index, Relaxed);
         let [low, high] = gid_words(&peer.device.gid);
         shared.block.access.store(config.access.bits(), Relaxed);
@@ -232,7 +233,7 @@ impl RcQp {
 
 impl Drop for RcQp {
     fn drop(&mut self) {
-        qp::destroy(&self.shared);
+        qp_setup::destroy(&self.shared);
     }
 }
 

@@ -49,7 +49,7 @@ impl TaggedKey {
 }
 
 /// The pointer to memory that the device knows under this address.
-#[inline(always)]
+#[inline]
 pub(super) fn pointer(address: u64) -> *mut u8 {
     core::ptr::with_exposed_provenance_mut((address & ((1 << ADDRESS_BITS) - 1)) as usize)
 }

@@ -11,10 +11,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
+use super::device_memory::Allocation;
 use super::layout::RegionKey;
+use super::lock::locked;
 use super::qp::QpShared;
 use super::quiescence::{DROP_TIMEOUT, Pause, PeerDeparture, Quiescence};
-use super::state::{Allocation, DeviceShared, locked};
+use super::state::DeviceShared;
 use crate::device::DeviceCounters;
 
 /// The removals that wait for peers.
@@ -48,14 +50,16 @@ pub(super) struct QpRemoval {
 impl QpRemoval {
     /// The queue pair is closed: operations that begin now do not find it.
     pub(super) fn new(qp: &Arc<QpShared>) -> QpRemoval {
-        let senders = qp.is_datagram().then(|| qp.device.observe_datagram_senders());
+        let senders = qp
+            .is_datagram()
+            .then(|| Quiescence::observe_datagram_senders(&qp.device.peers, &qp.device.attempts));
         QpRemoval { qp: qp.clone(), peer: PeerDeparture::default(), senders }
     }
 
     /// Removes the queue pair if no peer is inside an operation on it. Returns whether that is done.
     pub(super) fn try_finish(&mut self) -> bool {
         let senders_left = match &mut self.senders {
-            Some(senders) => senders.is_reached(&self.qp.device),
+            Some(senders) => senders.is_reached(&self.qp.device.peers),
             None => true,
         };
         if !senders_left || !self.qp.peer_has_left(&mut self.peer) {
@@ -77,38 +81,34 @@ impl DeviceShared {
 
     /// Frees the memory and the key of a deregistered region when `operations` have ended.
     pub(super) fn free_region_later(&self, key: RegionKey, memory: Allocation, mut operations: Quiescence) {
-        if operations.is_reached(self) {
-            return self.free_region(key, &memory);
+        if operations.is_reached(&self.peers) {
+            return self.free_region(key, memory);
         }
         self.removals.region_count.fetch_add(1, Relaxed);
-        self.removals.bytes.fetch_add(memory.len, Relaxed);
+        self.removals.bytes.fetch_add(memory.len(), Relaxed);
         locked(&self.removals.regions).push(RegionRemoval { key, memory, operations });
-        self.service.wake();
+        self.watch.wake();
     }
 
-    fn free_region(&self, key: RegionKey, memory: &Allocation) {
-        self.free(memory);
-        self.give_back_region_key(key);
+    fn free_region(&self, key: RegionKey, memory: Allocation) {
+        drop(memory);
+        self.regions.give_back_key(key);
     }
 
     pub(super) fn defer_qp_removal(&self, removal: QpRemoval) {
         self.removals.qp_count.fetch_add(1, Relaxed);
         locked(&self.removals.qps).push(removal);
-        self.service.wake();
+        self.watch.wake();
     }
 
     /// Completes every removal that no peer holds up any more. Returns whether some are left.
     pub(super) fn finish_removals(&self) -> bool {
         let mut regions = locked(&self.removals.regions);
-        regions.retain_mut(|removal| {
-            if !removal.operations.is_reached(self) {
-                return true;
-            }
-            self.free_region(removal.key, &removal.memory);
+        for removal in regions.extract_if(.., |removal| removal.operations.is_reached(&self.peers)) {
             self.removals.region_count.fetch_sub(1, Relaxed);
-            self.removals.bytes.fetch_sub(removal.memory.len, Relaxed);
-            false
-        });
+            self.removals.bytes.fetch_sub(removal.memory.len(), Relaxed);
+            self.free_region(removal.key, removal.memory);
+        }
         let mut left = !regions.is_empty();
         drop(regions);
         let mut qps = locked(&self.removals.qps);
@@ -145,7 +145,8 @@ impl DeviceShared {
     /// Completes every removal, for a device that is closed: its objects are gone, and nothing is allocated any more. What
     /// a peer still writes goes to its own mapping of the segment.
     pub(super) fn abandon_removals(&self) {
-        locked(&self.removals.regions).clear();
+        let regions = std::mem::take(&mut *locked(&self.removals.regions));
+        regions.into_iter().for_each(|removal| removal.memory.abandon());
         let qps = std::mem::take(&mut *locked(&self.removals.qps));
         for removal in qps {
             removal.qp.finish_removal();

@@ -1,37 +1,39 @@
 //! The service thread of a device: accepts peers, notices when they are gone, and cleans up after them.
 //!
-//! The thread never blocks on a peer, only on epoll: its sockets do not block, nobody holds a lock that it needs while waiting
-//! for a peer, and a peer that does not read its replies is disconnected. Cleanup that has to wait for a peer
+//! The thread never blocks on a peer, only on epoll: its sockets do not block, no thread waits for a peer while it has a lock that the
+//! service thread needs, and a peer that does not read its replies is disconnected. Cleanup that has to wait for a peer
 //! (`quiescence.rs`) stays on a list and is tried again: after a millisecond, then less and less often.
 //!
 //! **Limits.** A connection of another user is closed when it is accepted. A peer has [a second](AwaitingHello) to send its
 //! HELLO, and at most [`MAX_AWAITING_HELLO`] may be waiting for theirs. [`MAX_PEERS`] peers may be connected, and
 //! [`MAX_PEERS_PER_PROCESS`] of one other process; fewer, if this process may open few files ([`most_peers`]). The process that says
 //! HELLO for a device must be the one that listens under the device's name: another one would get the peer lines of that device. So it
-//! must be visible here. A peer that sends files, which nobody asks for, is cut off.
+//! must be visible here. A peer that sends files is cut off.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, epoll};
+use rustix::event::epoll;
 use rustix::process::{Pid, Resource, getrlimit};
 use rustix::time::Timespec;
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::abandoned::void_reservation;
 use super::control::{self, MAX_PAYLOAD, Reply, Request};
-use super::cq::{CqShared, Notice, ReturnedRecvs};
+use super::cq_shared::{CqShared, Notice, ReturnedRecvs};
 use super::layout::{ConnectionWord, IN_PLACE, MAGIC, RegionKey, taker_of_datagram_sender};
-use super::link::Link;
+use super::lock::locked;
 use super::peer_lines::{AssignedLine, LineUse};
 use super::qp::{QpShared, RecvSource};
 use super::quiescence::{MAX_RECHECK, PeerDeparture, Quiescence};
 use super::region_keys;
 use super::shared_recv::{SharedRecvQueue, TakenSlot};
-use super::state::{DeviceShared, locked};
+use super::state::{DeviceShared, FlushRequest};
+use super::watch::{LISTENER, PEER_PROCESS, PEER_SOCKET, WAKEUP, Watch};
 use crate::device::{Access, Event, QpState, Status};
 use crate::local::awaiting_hello::{self, AwaitingHello, MAX_AWAITING_HELLO};
 use crate::local::socket::{self, ListeningSocket, Peer, Socket};
@@ -56,126 +58,12 @@ pub(super) fn most_peers(files: u64) -> (usize, usize) {
     (most(files / 4 * 3, MAX_PEERS), most(files / 8, MAX_PEERS_PER_PROCESS))
 }
 
-/// How the rest of the device reaches the service thread.
-#[derive(Debug)]
-pub(super) struct ServiceHandle {
-    pub(super) epoll: OwnedFd,
-    wakeup: Arc<Wakeup>,
-    /// `None` when the device is closed: a queue pair refers to its device.
-    flush_requests: Mutex<Option<Vec<FlushRequest>>>,
-    /// Links whose peers are watched, by the id in their epoll tokens.
-    links: Mutex<HashMap<u64, Arc<Link>>>,
-    next_id: AtomicU64,
-    /// Serialises everything that acts in the place of a peer: voiding reservations, announcing that receives are flushed or returned,
-    /// breaking a connection that a peer means, and the reset of a queue pair.
-    pub(super) cleanup: Mutex<()>,
-    /// Held while the service thread accesses memory registered in place for a peer, from the check of the key to the last
-    /// byte. Deregistration takes it after it has cleared the key: then no such access is under way, whether or not the
-    /// peer still waits for the reply.
-    pub(super) proxied_access: Mutex<()>,
-}
-
-/// Wakes the service thread.
-#[derive(Debug)]
-pub(super) struct Wakeup {
-    eventfd: OwnedFd,
-    /// Whether a link was broken off that the thread still watches.
-    has_broken_link: AtomicBool,
-}
-
-impl Wakeup {
-    fn wake(&self) {
-        // The write fails only if the counter is at its limit, and then the eventfd is readable already.
-        rustix::io::write(&self.eventfd, &1u64.to_ne_bytes()).ok();
-    }
-
-    /// Has the thread forget the links that are dead.
-    pub(super) fn report_broken_link(&self) {
-        // Release, partner: the Acquire swap in `run`: the thread sees that the link is dead.
-        self.has_broken_link.store(true, Release);
-        self.wake();
-    }
-}
-
-/// Epoll token of the listening socket.
-const LISTENER: u64 = 0;
-/// Epoll token of the eventfd.
-const WAKEUP: u64 = 1;
-/// All other tokens are `id << 2 | kind`, with these kinds; ids start at 1.
-const PEER_SOCKET: u64 = 0;
-const PEER_PROCESS: u64 = 1;
-const LINK_SOCKET: u64 = 2;
-const LINK_PROCESS: u64 = 3;
-
-impl ServiceHandle {
-    /// The handle, and the socket on which the thread will accept peers.
-    pub(super) fn open(gid: &[u8; 16]) -> io::Result<(ServiceHandle, ListeningSocket)> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let listener = control::listen(gid)?;
-        add(&epoll, &eventfd, WAKEUP)?;
-        add(&epoll, &listener, LISTENER)?;
-        let handle = ServiceHandle {
-            epoll,
-            wakeup: Arc::new(Wakeup { eventfd, has_broken_link: AtomicBool::new(false) }),
-            flush_requests: Mutex::new(Some(Vec::new())),
-            links: Mutex::default(),
-            next_id: AtomicU64::new(1),
-            cleanup: Mutex::new(()),
-            proxied_access: Mutex::new(()),
-        };
-        Ok((handle, listener))
-    }
-
-    pub(super) fn wake(&self) {
-        self.wakeup.wake();
-    }
-
-    /// Asks for the receives of a queue pair in ERR to be flushed.
-    pub(super) fn request_flush(&self, qp: &Arc<QpShared>) {
-        if let Some(requests) = &mut *locked(&self.flush_requests) {
-            requests.push(FlushRequest {
-                qp: qp.clone(),
-                epoch: qp.epoch(),
-                peer: PeerDeparture::default(),
-                senders: None,
-            });
-        }
-        self.wake();
-    }
-
-    /// Watches a link, to notice when the peer is gone and when the link is broken off.
-    pub(super) fn watch(&self, link: &Arc<Link>) -> io::Result<()> {
-        let id = self.next_id.fetch_add(1, Relaxed);
-        link.set_watcher(&self.wakeup);
-        // The thread finds the link when it handles its first event.
-        let mut links = locked(&self.links);
-        let socket = epoll::EventData::new_u64(id << 2 | LINK_SOCKET);
-        epoll::add(&self.epoll, link.socket(), socket, epoll::EventFlags::RDHUP)?;
-        if let Some(process) = &link.process {
-            add(&self.epoll, process, id << 2 | LINK_PROCESS).inspect_err(|_| self.unwatch(link))?;
-        }
-        links.insert(id, link.clone());
-        Ok(())
-    }
-
-    fn unwatch(&self, link: &Link) {
-        // A failure is harmless: nothing else than the end of these descriptors is left to watch.
-        epoll::delete(&self.epoll, link.socket()).ok();
-        if let Some(process) = &link.process {
-            epoll::delete(&self.epoll, process).ok();
-        }
-    }
-
-    /// Drops what refers to other objects. The thread has ended.
-    pub(super) fn close(&self) {
-        *locked(&self.flush_requests) = None;
-        locked(&self.links).clear();
-    }
-}
-
-fn add(epoll: &OwnedFd, source: impl AsFd, token: u64) -> io::Result<()> {
-    Ok(epoll::add(epoll, source, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?)
+/// What a new device waits for, and the socket on which its service thread accepts peers.
+pub(super) fn open(gid: &[u8; 16]) -> io::Result<(Watch, ListeningSocket)> {
+    let watch = Watch::open()?;
+    let listener = control::listen(gid)?;
+    watch.add(&listener, LISTENER)?;
+    Ok((watch, listener))
 }
 
 /// A peer that connected to this device.
@@ -196,16 +84,16 @@ struct InboundPeer {
 /// Cleanup that may have to wait for a peer.
 enum PendingCleanup {
     /// Flush the receives of a queue pair in ERR.
-    Flush(FlushRequest),
+    Flush(PendingFlush),
     /// Reclaim the peer lines of datagram senders that are gone, and what they had taken.
     DatagramSenders(Vec<(AssignedLine, u32)>),
 }
 
 /// A queue pair in ERR whose receives are to be flushed.
 #[derive(Debug)]
-struct FlushRequest {
+struct PendingFlush {
     qp: Arc<QpShared>,
-    /// The epoch that has ended. A queue pair in another epoch was reset since.
+    /// As [`FlushRequest::epoch`].
     epoch: u64,
     /// RC: its peer, which may be inside an operation.
     peer: PeerDeparture,
@@ -232,11 +120,8 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: ListeningSocket) {
             tv_nsec: timeout.subsec_nanos().into(),
         });
         events.clear();
-        match epoll::wait(
-            &device.service.epoll,
-            rustix::buffer::spare_capacity(&mut events),
-            timeout.as_ref(),
-        ) {
+        match epoll::wait(&device.watch.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref())
+        {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             // Cannot happen as long as the descriptor is valid, and only this device can close it.
             Err(_) => break,
@@ -244,8 +129,7 @@ pub(super) fn run(device: &Arc<DeviceShared>, listener: ListeningSocket) {
         for event in &events {
             service.handle_event(event.data.u64());
         }
-        // Acquire, partner: the Release store in `report_broken_link`.
-        if device.service.wakeup.has_broken_link.swap(false, Acquire) {
+        if device.watch.wakeup.take_broken_link() {
             service.forget_broken_links();
         }
         let is_pending = service.run_pending_cleanup() | device.finish_removals();
@@ -275,11 +159,7 @@ impl Service {
     fn handle_event(&mut self, token: u64) {
         match token {
             LISTENER => self.accept_peers(),
-            WAKEUP => {
-                let mut count = [0; 8];
-                // The read fails if the eventfd was reset already.
-                rustix::io::read(&self.device.service.wakeup.eventfd, &mut count).ok();
-            }
+            WAKEUP => self.device.watch.wakeup.reset(),
             _ => match token & 3 {
                 PEER_SOCKET => self.serve_peer(token >> 2),
                 PEER_PROCESS => self.remove_peer(token >> 2),
@@ -311,7 +191,7 @@ impl Service {
         let flags = if enabled { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         let token = epoll::EventData::new_u64(LISTENER);
         // Cannot fail: the listener was added before. If it did, the thread would only wake more often.
-        epoll::modify(&self.device.service.epoll, &self.listener, token, flags).ok();
+        epoll::modify(&self.device.watch.epoll, &self.listener, token, flags).ok();
     }
 
     fn accept_peers(&mut self) {
@@ -333,10 +213,10 @@ impl Service {
     /// Adds a peer that has just connected. It is disconnected if it cannot be watched.
     fn add_peer(&mut self, socket: Socket, peer: Peer) {
         let Ok(process) = peer.process() else { return };
-        let id = self.device.service.next_id.fetch_add(1, Relaxed);
-        let epoll = &self.device.service.epoll;
-        let watched = add(epoll, &socket, id << 2 | PEER_SOCKET).and_then(|()| match &process {
-            Some(process) => add(epoll, process, id << 2 | PEER_PROCESS),
+        let watch = &self.device.watch;
+        let id = watch.take_id();
+        let watched = watch.add(&socket, id << 2 | PEER_SOCKET).and_then(|()| match &process {
+            Some(process) => watch.add(process, id << 2 | PEER_PROCESS),
             None => Ok(()),
         });
         if watched.is_ok() {
@@ -381,12 +261,12 @@ impl Service {
             };
             let accepted = request.kind == Request::HELLO && reply.status == Reply::OK;
             let lines = match (peer.gid, request.kind) {
-                (Some(gid), Request::PEER_LINES) => locked(&self.device.peer_lines).segment(&gid).ok(),
+                (Some(gid), Request::PEER_LINES) => locked(&self.device.peers.lines).segment(&gid).ok(),
                 _ => None,
             };
             let file = match &lines {
                 Some(lines) => Some(lines.fd()),
-                None => accepted.then(|| self.device.segment.fd()),
+                None => accepted.then(|| self.device.memory.segment.fd()),
             };
             let has_payload = request.kind == Request::READ && reply.status == Reply::OK;
             let payload = if has_payload { &self.payload[..request.a as usize] } else { &[] };
@@ -411,7 +291,7 @@ impl Service {
         rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write).ok();
         // What it still sends is not read.
         let data = epoll::EventData::new_u64(id << 2 | PEER_SOCKET);
-        let watched = epoll::modify(&self.device.service.epoll, &peer.socket, data, epoll::EventFlags::RDHUP);
+        let watched = epoll::modify(&self.device.watch.epoll, &peer.socket, data, epoll::EventFlags::RDHUP);
         debug_assert!(watched.is_ok());
         self.fail_qps_of(&gid);
     }
@@ -444,8 +324,8 @@ impl Service {
         let Some(peer) = self.peers.get_mut(&id) else { return (None, false) };
         self.awaiting_hello.remove(id);
         peer.gid = Some(hello.gid);
-        *locked(&self.device.connected_peers).entry(hello.gid).or_default() += 1;
-        (Some(Reply::new(Reply::OK, self.device.segment.len())), true)
+        self.device.peers.add_connection(hello.gid);
+        (Some(Reply::new(Reply::OK, self.device.memory.segment.len())), true)
     }
 
     /// Returns the reply, if the request has one, and whether the peer stays connected.
@@ -460,7 +340,7 @@ impl Service {
             Request::PEER_LINE => {
                 let tenure = ConnectionWord::ready(self.device.next_epoch(0)).tenure();
                 let of_process = self.devices_of_process(&gid);
-                let mut lines = locked(&self.device.peer_lines);
+                let mut lines = locked(&self.device.peers.lines);
                 let reply = match lines.assign_datagram_sender(gid, tenure, &of_process) {
                     Ok(AssignedLine { index, usage: LineUse::Datagrams { sender }, .. }) => {
                         Reply::new(Reply::OK, u64::from(sender) << 32 | u64::from(index))
@@ -474,13 +354,17 @@ impl Service {
             Request::QP_ERROR | Request::CQ_OVERRUN => {
                 // Only the peer that a queue pair is connected to may break it, and only in the epoch that it means. Any
                 // peer may break a datagram queue pair.
-                if let Some(qp) = self.device.qp(request.qp_num) {
+                if let Some(qp) = self.device.qps.get(request.qp_num) {
                     let is_meant = |qp: &QpShared| {
                         qp.epoch() == request.a && (qp.is_connected_to(&gid) || qp.is_datagram())
                     };
                     if self.fail_qp_if(&qp, is_meant) {
                         let overrun = kind == Request::CQ_OVERRUN;
-                        self.device.emit(if overrun { Event::CqOverrun } else { Event::QpAccess(qp.num) });
+                        self.device.events.emit(if overrun {
+                            Event::CqOverrun
+                        } else {
+                            Event::QpAccess(qp.num)
+                        });
                     }
                 }
                 (None, true)
@@ -516,11 +400,11 @@ impl Service {
         if len > MAX_PAYLOAD as u64 || (kind == Request::WRITE && payload as u64 != len) {
             return None;
         }
-        let _proxied_access = locked(&self.device.service.proxied_access);
-        let entry = &self.device.regions[RegionKey::from_bits(request.key).index() as usize];
+        let _proxied_access = locked(&self.device.proxied_access);
+        let entry = &self.device.regions.table[RegionKey::from_bits(request.key).index() as usize];
         // First of all: from here until the lock is released, the region of this key keeps the entry. What was loaded before could be that of a
         // region that had the entry earlier.
-        // Acquire, partner: the Release store in `DeviceShared::add_region`.
+        // Acquire, partner: the Release store in `Regions::add`.
         if request.key == 0 || entry.key.load(Acquire) != request.key {
             return None;
         }
@@ -573,21 +457,14 @@ impl Service {
             [Some(peer.socket.as_fd()), peer.process.as_ref().map(AsFd::as_fd)].into_iter().flatten()
         {
             // A failure is harmless: closing the descriptors, which follows, removes them from epoll too.
-            epoll::delete(&self.device.service.epoll, source).ok();
+            epoll::delete(&self.device.watch.epoll, source).ok();
         }
         let Some(gid) = peer.gid else { return };
-        {
-            let mut peers = locked(&self.device.connected_peers);
-            if let Some(count) = peers.get_mut(&gid) {
-                *count -= 1;
-                if *count > 0 {
-                    return;
-                }
-            }
-            peers.remove(&gid);
+        if !self.device.peers.remove_connection(&gid) {
+            return;
         }
         self.fail_qps_of(&gid);
-        let mut lines = locked(&self.device.peer_lines);
+        let mut lines = locked(&self.device.peers.lines);
         let senders = lines.all().filter(|line| line.gid == gid).filter_map(|line| match line.usage {
             LineUse::Datagrams { sender } => Some((line, sender)),
             // Its queue pair retires it.
@@ -599,12 +476,7 @@ impl Service {
 
     /// Forgets the links that threads of this process have broken off.
     fn forget_broken_links(&self) {
-        let broken: Vec<u64> = locked(&self.device.service.links)
-            .iter()
-            .filter(|(_, link)| link.is_dead())
-            .map(|(id, _)| *id)
-            .collect();
-        for id in broken {
+        for id in self.device.watch.broken_links() {
             self.forget_link(id);
         }
     }
@@ -612,10 +484,9 @@ impl Service {
     /// Ends the use of a link: its peer closed the connection or died, or a call failed. Its queue pairs go to ERR; those that are connected
     /// to the same device over a later link do not.
     fn forget_link(&self, id: u64) {
-        let Some(link) = locked(&self.device.service.links).remove(&id) else { return };
-        self.device.service.unwatch(&link);
+        let Some(link) = self.device.watch.take_link(id) else { return };
         link.mark_dead();
-        self.device.remove_link(&link);
+        self.device.peers.remove_link(&link);
         self.fail_qps(|qp| qp.is_connected_over(&link));
     }
 
@@ -625,9 +496,9 @@ impl Service {
     }
 
     fn fail_qps(&self, is_meant: impl Fn(&QpShared) -> bool) {
-        for qp in self.device.all_qps() {
+        for qp in self.device.qps.all() {
             if self.fail_qp_if(&qp, |qp| is_meant(qp) && qp.state() != QpState::Reset) {
-                self.device.emit(Event::QpFatal(qp.num));
+                self.device.events.emit(Event::QpFatal(qp.num));
             }
         }
     }
@@ -635,24 +506,24 @@ impl Service {
     /// Moves a queue pair to ERR if `is_meant` holds for its current connection. The lock keeps a reset from coming
     /// between the check and the change.
     fn fail_qp_if(&self, qp: &Arc<QpShared>, is_meant: impl FnOnce(&QpShared) -> bool) -> bool {
-        let _one_at_a_time = locked(&self.device.service.cleanup);
+        let _one_at_a_time = locked(&self.device.cleanup);
         is_meant(qp) && qp.move_to_error()
     }
 
     /// Collects the flush requests and completes whatever cleanup can be completed now. Returns whether some is left.
     fn run_pending_cleanup(&mut self) -> bool {
-        let requested =
-            locked(&self.device.service.flush_requests).as_mut().map(std::mem::take).unwrap_or_default();
-        for request in requested {
+        let requested = std::mem::take(&mut *locked(&self.device.flush_requests));
+        for FlushRequest { qp_num, epoch } in requested {
+            // A queue pair that is gone has no receives.
+            let Some(qp) = self.device.qps.get(qp_num) else { continue };
             // One request covers all receives that are posted before it is finished.
             let is_same = |item: &PendingCleanup| match item {
-                PendingCleanup::Flush(known) => {
-                    known.epoch == request.epoch && Arc::ptr_eq(&known.qp, &request.qp)
-                }
+                PendingCleanup::Flush(known) => known.epoch == epoch && Arc::ptr_eq(&known.qp, &qp),
                 PendingCleanup::DatagramSenders(_) => false,
             };
             if !self.pending.iter().any(is_same) {
-                self.pending.push(PendingCleanup::Flush(request));
+                let flush = PendingFlush { qp, epoch, peer: PeerDeparture::default(), senders: None };
+                self.pending.push(PendingCleanup::Flush(flush));
             }
         }
         let device = self.device.clone();
@@ -664,20 +535,21 @@ impl Service {
     }
 }
 
-impl FlushRequest {
+impl PendingFlush {
     /// Has the poller flush the receives, if no peer can complete or write them any more. Returns whether that is done.
     fn try_finish(&mut self, device: &DeviceShared) -> bool {
-        let FlushRequest { qp, epoch, peer, senders } = self;
+        let PendingFlush { qp, epoch, peer, senders } = self;
         if qp.destroyed.load(Acquire) {
             return true;
         }
         if let RecvSource::Datagram(queue) = &qp.recv {
             // A sender that begins now finds the queue pair closed.
-            let senders = senders.get_or_insert_with(|| device.observe_datagram_senders());
-            let have_left = senders.is_reached(device);
+            let senders = senders
+                .get_or_insert_with(|| Quiescence::observe_datagram_senders(&device.peers, &device.attempts));
+            let have_left = senders.is_reached(&device.peers);
             // What a sender has taken that is inside waits for this sender, and nothing else does.
             let inside: HashSet<u16> = senders.datagram_senders().map(taker_of_datagram_sender).collect();
-            let _one_at_a_time = locked(&device.service.cleanup);
+            let _one_at_a_time = locked(&device.cleanup);
             let taken = queue.announce_return_of_all(|taker| inside.contains(&taker));
             announce_return(queue, taken, Status::Flushed, &[&*qp]);
             return have_left;
@@ -685,14 +557,14 @@ impl FlushRequest {
         if !qp.peer_has_left(peer) {
             return false;
         }
-        let _one_at_a_time = locked(&device.service.cleanup);
+        let _one_at_a_time = locked(&device.cleanup);
         // A reset takes the same lock: as long as we hold it, no new peer can complete receives of this queue pair.
         if qp.state() != QpState::Error || qp.epoch() != *epoch {
             return true;
         }
         qp.recv_cq.post_notice(Notice::Flush { qp: qp.clone(), epoch: *epoch });
         if matches!(qp.recv, RecvSource::Shared(_)) {
-            device.emit(Event::LastWqeReached(qp.num));
+            device.events.emit(Event::LastWqeReached(qp.num));
         }
         true
     }
@@ -708,8 +580,8 @@ fn try_reclaim_datagram_senders(device: &DeviceShared, gone: &mut Vec<(AssignedL
     let takers: HashSet<u16> =
         reclaimed.iter().map(|(_, sender)| taker_of_datagram_sender(*sender)).collect();
     {
-        let _one_at_a_time = locked(&device.service.cleanup);
-        let qps: Vec<_> = device.all_qps();
+        let _one_at_a_time = locked(&device.cleanup);
+        let qps: Vec<_> = device.qps.all();
         let is_open = |qp: &&Arc<QpShared>| qp.is_datagram() && !qp.destroyed.load(Acquire);
         let mut queues: Vec<(&Arc<SharedRecvQueue>, Vec<&Arc<QpShared>>)> = Vec::new();
         for qp in qps.iter().filter(is_open) {
@@ -725,7 +597,7 @@ fn try_reclaim_datagram_senders(device: &DeviceShared, gone: &mut Vec<(AssignedL
         }
     }
     for (line, _) in reclaimed {
-        device.reclaim_line(&line);
+        device.peers.reclaim_line(&line);
     }
     gone.is_empty()
 }
@@ -738,10 +610,11 @@ fn try_void_reservation(device: &DeviceShared, gone: &AssignedLine) -> bool {
     // The peer wrote the offset: only a completion queue that datagrams are pushed to can be meant.
     gone.line.claim.load(Relaxed) == reservation::IDLE
         || device
-            .all_qps()
+            .qps
+            .all()
             .iter()
             .find(is_cq_of_datagrams)
-            .is_none_or(|qp| device.void_abandoned_reservation(gone, &qp.recv_cq.ring))
+            .is_none_or(|qp| void_reservation(device, gone, &qp.recv_cq.ring))
 }
 
 /// Has the pollers return receives of a queue to the program. `users`: the queue pairs that use the queue. The receives may have completed

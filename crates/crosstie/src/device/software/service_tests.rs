@@ -111,7 +111,7 @@ fn peer_that_never_reads_its_replies_is_disconnected() {
         // Open until the process ends: closing it would free the service thread.
         std::mem::forget(greedy);
     });
-    let peers = || shared(&device).is_peer_connected(&[9; 16]);
+    let peers = || shared(&device).peers.is_connected(&[9; 16]);
     until("the peer did not connect", peers);
     // It counts as possibly inside an operation until it closes its end; the connection is closed at once.
     until("the peer is still connected", || {
@@ -131,11 +131,11 @@ fn handle_of_a_queue_pair_does_not_keep_a_closed_device() {
     other.connect(&qp.address(), &ConnectConfig::default()).unwrap();
     let mut qp = qp;
     qp.connect(&other.address(), &ConnectConfig::default()).unwrap();
-    let kept = shared_arc(&device).qp(qp.qp_num()).unwrap();
+    let kept = shared_arc(&device).qps.get(qp.qp_num()).unwrap();
     let (gid, memory) = (device.address().gid, std::sync::Arc::downgrade(shared_arc(&device)));
     drop((qp, device));
     // The peer learns of it although somebody still holds the queue pair.
-    until("the closed device is still connected", || !shared(&other_device).is_peer_connected(&gid));
+    until("the closed device is still connected", || !shared(&other_device).peers.is_connected(&gid));
     assert_eq!(other.state(), QpState::Error);
     // A thread that moves it to ERR as late as this, see `FailHandle::fail`.
     kept.request_flush();
@@ -160,7 +160,7 @@ fn requests_that_wait_have_no_completion_after_a_reset() {
         }
         let device = shared_arc(&near).clone();
         once_at(Pause::Resetting, move || {
-            device.progress.wake();
+            device.workers.wake();
             std::thread::sleep(Duration::from_millis(20));
         });
         qp.reset().unwrap();
@@ -472,7 +472,7 @@ fn close_while_a_forked_child_holds_the_descriptors() {
     });
     drop((other, from, ending));
     until("the end was not noticed", || {
-        let is_connected = super::invalid_input_tests::shared(&device).is_peer_connected(&gid);
+        let is_connected = super::invalid_input_tests::shared(&device).peers.is_connected(&gid);
         to.state() == QpState::Error && !is_connected
     });
     // SAFETY: a child of ours, which was not waited for.

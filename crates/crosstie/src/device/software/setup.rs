@@ -6,11 +6,15 @@ use std::time::Instant;
 
 use rustix::process::{Resource, getrlimit};
 
+use super::device_memory::Allocation;
+use super::error::os;
 use super::layout::{IN_PLACE, RegionKey};
+use super::lock::locked;
 use super::quiescence::{Pause, Quiescence};
 use super::region_keys;
-use super::service::{self, ServiceHandle};
-use super::state::{Allocation, DeviceShared, Region, locked, os};
+use super::regions::Region;
+use super::service;
+use super::state::DeviceShared;
 use crate::device::{Access, DeviceAddress, DeviceAttr, DeviceCounters, DeviceError, Event};
 use crate::memory::segment::{self, Segment};
 use crate::process::OwnThread;
@@ -74,8 +78,8 @@ impl Device {
                 Err(e) => return Err(os("creating the device's memory")(e)),
             }
         };
-        let (service, listener) = ServiceHandle::open(&gid).map_err(os("opening the device's socket"))?;
-        let device = Arc::new(DeviceShared::new(gid, segment, service)?);
+        let (watch, listener) = service::open(&gid).map_err(os("opening the device's socket"))?;
+        let device = Arc::new(DeviceShared::new(gid, segment, watch)?);
         let thread = std::thread::Builder::new()
             .name("crosstie-service".into())
             .spawn({
@@ -87,7 +91,7 @@ impl Device {
     }
 
     pub(crate) fn attr(&self) -> &DeviceAttr {
-        self.handle.device.attr()
+        &self.handle.device.attr
     }
 
     pub(crate) fn address(&self) -> DeviceAddress {
@@ -99,7 +103,7 @@ impl Device {
     }
 
     pub(crate) fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
-        Ok(self.handle.device.wait_event(timeout))
+        Ok(self.handle.device.events.wait(timeout))
     }
 
     pub(crate) fn counters(&self) -> DeviceCounters {
@@ -113,8 +117,8 @@ impl Drop for DeviceHandle {
             return;
         }
         self.device.close();
-        self.device.service.wake();
-        self.device.progress.stop();
+        self.device.watch.wake();
+        self.device.workers.stop();
         if let Some(service) = self.service.take() {
             service.join();
         }
@@ -133,15 +137,15 @@ impl Pd {
     pub(crate) fn allocate(&self, pd: u32, len: usize, access: Access) -> Result<Mr, DeviceError> {
         let device = &self.handle.device;
         let memory = device.allocate(len as u64)?;
-        let start = device
-            .segment
-            .bytes(memory.at, memory.len)
+        let segment = memory.segment();
+        let start = segment
+            .bytes(memory.at(), memory.len())
             .ok_or(DeviceError::Exhausted { what: "device memory" })?;
-        if memory.len >= 2 << 20 {
-            device.segment.advise_huge(memory.at, memory.len);
+        if memory.len() >= 2 << 20 {
+            segment.advise_huge(memory.at(), memory.len());
         }
         let pointer = start.as_ptr().expose_provenance() as u64;
-        self.register_region(pd, pointer, len, access, Some(memory)).inspect_err(|_| device.free(&memory))
+        self.register_region(pd, pointer, len, access, Some(memory))
     }
 
     /// # Safety
@@ -179,8 +183,8 @@ impl Pd {
         let device = &self.handle.device;
         let tagged = device.take_region_key()?;
         let (key, addr) = (tagged.key, tagged.address(pointer));
-        let offset = memory.map_or(IN_PLACE, |memory| memory.at);
-        device.add_region(key, &Region { pd, access, addr, len: len as u64, offset });
+        let offset = memory.as_ref().map_or(IN_PLACE, |memory| memory.at());
+        device.regions.add(key, &Region { pd, access, addr, len: len as u64, offset });
         Ok(Mr { handle: self.handle.clone(), key, pd, addr, memory, operations: None, is_removed: false })
     }
 }
@@ -227,7 +231,7 @@ impl Mr {
             return Ok(());
         }
         let gid = self.operations.as_ref().and_then(|operations| operations.blocking_peer());
-        let process = gid.and_then(|gid| self.handle.device.peer_process(gid));
+        let process = gid.and_then(|gid| self.handle.device.peers.process(gid));
         Err((self, process))
     }
 
@@ -241,26 +245,26 @@ impl Mr {
             return true;
         }
         let mut operations = self.operations.take().unwrap_or_else(|| {
-            device.remove_region(self.key);
+            device.regions.remove(self.key);
             // The service thread checks the key under this lock: what it copies for a peer from now on is not ours, and what it looks up in
             // the table is not of this region when another one has its entry.
-            drop(locked(&device.service.proxied_access));
-            Box::new(device.observe_domain(self.pd))
+            drop(locked(&device.proxied_access));
+            Box::new(Quiescence::observe_domain(&device.peers, &device.attempts, self.pd))
         });
-        if let Some(memory) = self.memory {
+        if let Some(memory) = self.memory.take() {
             device.free_region_later(self.key, memory, *operations);
             self.is_removed = true;
             return true;
         }
         let mut pause = Pause::default();
-        while !operations.is_reached(device) {
+        while !operations.is_reached(&device.peers) {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 self.operations = Some(operations);
                 return false;
             }
             pause.wait();
         }
-        device.give_back_region_key(self.key);
+        device.regions.give_back_key(self.key);
         self.is_removed = true;
         true
     }

@@ -17,9 +17,9 @@ use core::sync::atomic::{
 };
 use std::sync::Arc;
 
+use super::device_memory::Allocation;
 use super::layout::{OWNER_TAKES, SrqHeader, SrqWord};
-use super::recv::{CompletedRecv, RecvSlots, WrittenEntries, check, room};
-use super::state::{Allocation, DeviceShared};
+use super::recv_slots::{CompletedRecv, RecvSlots, WrittenEntries, check, room};
 use crate::device::{DeviceError, PostError, RecvWr};
 use crate::memory::prefetch::{self, CACHE_LINE};
 use crate::memory::segment::{Segment, SharedRef, SharedSlice};
@@ -27,7 +27,6 @@ use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 /// A shared receive queue, as its owner uses it. Datagram queue pairs without an SRQ have one of their own.
 #[derive(Debug)]
 pub(super) struct SharedRecvQueue {
-    pub(super) device: Arc<DeviceShared>,
     pub(super) header: SharedRef<SrqHeader>,
     words: SharedSlice<AtomicU64>,
     slots: RecvSlots,
@@ -47,7 +46,7 @@ struct RecvRecord {
     /// One more than the position at which it was posted; zero once it has completed. The poster sets it. The poller that changes it
     /// back, by a compare-and-swap, completes the receive: no two receives of a queue have the same position.
     posted_at: AtomicU64,
-    /// The `posted_at` of the receive whose return was announced last. Writer: the thread that holds `ServiceHandle::cleanup`.
+    /// The `posted_at` of the receive whose return was announced last. Writer: the thread that holds `DeviceShared::cleanup`.
     returned_at: AtomicU64,
     /// Bytes that it has room for.
     room: AtomicU32,
@@ -67,7 +66,7 @@ fn srq_slots_at(offset: u64, depth: u32) -> Option<u64> {
 
 impl SharedRecvQueue {
     pub(super) fn new(
-        device: &Arc<DeviceShared>,
+        allocate: impl FnOnce(u64) -> Result<Allocation, DeviceError>,
         pd: u32,
         max_wr: u32,
         max_sge: u32,
@@ -75,16 +74,15 @@ impl SharedRecvQueue {
         let depth = max_wr.max(4).next_power_of_two();
         let bytes = srq_slots_at(0, depth).map(|at| at + RecvSlots::bytes(depth, max_sge));
         let no_memory = || DeviceError::Exhausted { what: "device memory" };
-        let memory = device.allocate(bytes.ok_or_else(no_memory)?)?;
+        let memory = allocate(bytes.ok_or_else(no_memory)?)?;
         let header: SharedRef<SrqHeader> =
-            SharedRef::new(&device.segment, memory.at).ok_or_else(no_memory)?;
+            SharedRef::new(memory.segment(), memory.at()).ok_or_else(no_memory)?;
         header.depth.store(depth, Relaxed);
         header.sges.store(max_sge, Relaxed);
         header.pd.store(pd, Relaxed);
         let (words, slots) =
-            words_and_slots(&device.segment, memory.at, depth, max_sge).ok_or_else(no_memory)?;
+            words_and_slots(memory.segment(), memory.at(), depth, max_sge).ok_or_else(no_memory)?;
         Ok(SharedRecvQueue {
-            device: device.clone(),
             header,
             words,
             slots,
@@ -146,7 +144,7 @@ impl SharedRecvQueue {
     /// The next position whose word is not the only record of who took a receive. Completions of several connections are polled in any
     /// order, so such a receive may be much older than the others. Takers skip the positions that are left out, because the words
     /// there are of other positions. There is always one: there are twice as many words as receives.
-    #[inline(always)]
+    #[inline]
     fn free_position(&self, cursor: &PostCursor) -> Option<u64> {
         if self.is_free_position(cursor.posted) {
             return Some(cursor.posted);
@@ -159,21 +157,21 @@ impl SharedRecvQueue {
         (first..first + self.words.len() as u64 - 1).find(|position| self.is_free_position(*position))
     }
 
-    #[inline(always)]
+    #[inline]
     fn is_free_position(&self, position: u64) -> bool {
         // Acquire, partner: the Release store in `complete`.
         !self.word_in_use(position).load(Acquire)
     }
 
     /// Whether the receive that was posted last at the word of this position is outstanding.
-    #[inline(always)]
+    #[inline]
     fn word_in_use(&self, position: u64) -> &AtomicBool {
         &self.words_in_use[position as usize & (self.words_in_use.len() - 1)]
     }
 
     /// A slot that is not in use, and its record. Slots usually become free in the order of posting, so the first one that is
     /// checked is free. A full queue is searched again only after a receive completed.
-    #[inline(always)]
+    #[inline]
     fn free_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
         if !cursor.full
             && let Some(record) = self.check_slot(cursor)
@@ -184,7 +182,7 @@ impl SharedRecvQueue {
     }
 
     /// Checks the slot where to look first, and moves on to the next one.
-    #[inline(always)]
+    #[inline]
     fn check_slot(&self, cursor: &mut PostCursor) -> Option<(usize, &RecvRecord)> {
         let slot = if cursor.next < self.records.len() { cursor.next } else { 0 };
         cursor.next = slot + 1;
@@ -229,7 +227,7 @@ impl SharedRecvQueue {
 
     /// Completes the receive that the record is of, if that is still the one which was posted at `posted_at`. The poller of another queue
     /// may be completing it, too, if a peer has forged an entry: one of the two does.
-    #[inline(always)]
+    #[inline]
     fn complete_posted_at(&self, record: &RecvRecord, posted_at: u64) -> Option<CompletedRecv> {
         let position = posted_at.checked_sub(1)?;
         let recv = CompletedRecv { wr_id: record.wr_id.load(Relaxed), room: record.room.load(Relaxed) };
@@ -263,15 +261,15 @@ impl SharedRecvQueue {
         taken
     }
 
-    /// The outstanding receives that a taker took for which `of` holds, in the order of posting. Each is announced once, however often this
-    /// is called: so all that wait to be returned are never more than the queue has. The caller holds `ServiceHandle::cleanup`.
+    /// The outstanding receives whose taker `of` accepts, in the order of posting. Each is announced once, however often this
+    /// is called: so all that wait to be returned are never more than the queue has. The caller holds `DeviceShared::cleanup`.
     pub(super) fn announce_return(&self, of: impl Fn(u16) -> bool) -> Vec<TakenSlot> {
         let is_taken = |(taken, word): &(TakenSlot, SrqWord)| word.is_taken_by(taken.position, &of);
         self.announce(self.outstanding().filter(is_taken).map(|(taken, _)| taken))
     }
 
-    /// As [`announce_return`](SharedRecvQueue::announce_return), of all receives but those that somebody took for whom `may_use` holds.
-    /// Nobody takes a receive any more.
+    /// As [`announce_return`](SharedRecvQueue::announce_return), of all receives except those whose taker `may_use` accepts. No peer takes a
+    /// receive any more.
     pub(super) fn announce_return_of_all(&self, may_use: impl Fn(u16) -> bool) -> Vec<TakenSlot> {
         for (taken, word) in self.outstanding() {
             if word.is_at(taken.position) && !word.is_taken() {
@@ -306,12 +304,6 @@ pub(super) struct TakenSlot {
     slot: u32,
 }
 
-impl Drop for SharedRecvQueue {
-    fn drop(&mut self) {
-        self.device.free(&self.memory);
-    }
-}
-
 /// The state of the one thread that posts to a [`SharedRecvQueue`].
 #[derive(Debug, Default)]
 pub(super) struct PostCursor {
@@ -326,7 +318,7 @@ pub(super) struct PostCursor {
 }
 
 impl PostCursor {
-    #[inline(always)]
+    #[inline]
     fn count_check(&mut self) {
         #[cfg(test)]
         {
@@ -471,8 +463,8 @@ mod tests {
         const CAPACITY: u32 = 4;
         let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
         let shared = super::super::invalid_input_tests::shared_arc(&device);
-        let queue = SharedRecvQueue::new(shared, 1, CAPACITY, 1).unwrap();
-        let (words, _) = words_and_slots(&shared.segment, queue.memory.at, CAPACITY, 1).unwrap();
+        let queue = SharedRecvQueue::new(|len| shared.allocate(len), 1, CAPACITY, 1).unwrap();
+        let (words, _) = words_and_slots(&shared.memory.segment, queue.memory.at(), CAPACITY, 1).unwrap();
         let taker =
             |taker| SharedTaker { header: queue.header.clone(), words: words.clone(), taker, next: 0 };
         let completed = |slot: u16| queue.complete(slot.into()).map(|recv| recv.wr_id);
@@ -518,7 +510,7 @@ mod tests {
         let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
         let shared = super::super::invalid_input_tests::shared_arc(&device);
         for posts_again in [false, true] {
-            let queue = Arc::new(SharedRecvQueue::new(shared, 1, 1, 1).unwrap());
+            let queue = Arc::new(SharedRecvQueue::new(|len| shared.allocate(len), 1, 1, 1).unwrap());
             let mut cursor = PostCursor::default();
             queue.post(&mut cursor, &RecvWr { wr_id: 7, sges: &[] }, 1).unwrap();
             let (sender, others) = std::sync::mpsc::channel();
@@ -542,7 +534,7 @@ mod tests {
         let shared = super::super::invalid_input_tests::shared_arc(&device);
         // Not a power of two: there are more slots than receives.
         for capacity in [1, 3, 1000] {
-            let queue = SharedRecvQueue::new(shared, 1, capacity, 1).unwrap();
+            let queue = SharedRecvQueue::new(|len| shared.allocate(len), 1, capacity, 1).unwrap();
             let mut cursor = PostCursor::default();
             let wr = |wr_id| RecvWr { wr_id, sges: &[] };
             for wr_id in 0..capacity {

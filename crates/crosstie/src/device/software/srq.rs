@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::error::check_limit;
 use super::setup::{DeviceHandle, Pd};
 use super::shared_recv::{PostCursor, SharedRecvQueue};
-use super::state::check_limit;
 use crate::device::{DeviceError, PostError, RecvWr, SrqConfig};
 
 /// A shared receive queue.
@@ -12,8 +12,8 @@ use crate::device::{DeviceError, PostError, RecvWr, SrqConfig};
 pub struct Srq {
     pub(super) shared: Arc<SharedRecvQueue>,
     cursor: PostCursor,
-    #[expect(dead_code, reason = "keeps the device open")]
-    handle: Arc<DeviceHandle>,
+    /// Keeps the device open.
+    pub(super) handle: Arc<DeviceHandle>,
 }
 
 impl Srq {
@@ -30,9 +30,10 @@ impl Srq {
 impl Pd {
     pub(crate) fn create_srq(&self, pd: u32, config: &SrqConfig) -> Result<Srq, DeviceError> {
         let device = &self.handle.device;
-        check_limit("receives", config.max_wr, device.attr().max_srq_wr)?;
-        check_limit("scatter/gather entries per receive", config.max_sge, device.attr().max_sge)?;
-        let shared = Arc::new(SharedRecvQueue::new(device, pd, config.max_wr, config.max_sge)?);
+        check_limit("receives", config.max_wr, device.attr.max_srq_wr)?;
+        check_limit("scatter/gather entries per receive", config.max_sge, device.attr.max_sge)?;
+        let shared =
+            Arc::new(SharedRecvQueue::new(|len| device.allocate(len), pd, config.max_wr, config.max_sge)?);
         Ok(Srq { shared, cursor: PostCursor::default(), handle: self.handle.clone() })
     }
 }

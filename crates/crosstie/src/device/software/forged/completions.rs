@@ -40,7 +40,7 @@ fn template(qp: &RcQp) -> ForgedCompletion {
 
 /// A correct completion of a send of this queue pair.
 fn send_template(victim: &Victim, qp: &RcQp) -> ForgedCompletion {
-    let shared = shared_arc(&victim.device).qp(qp.qp_num()).unwrap();
+    let shared = shared_arc(&victim.device).qps.get(qp.qp_num()).unwrap();
     let new = NewCqe {
         kind: CqeKind::Send,
         opcode: Opcode::Send,
@@ -57,7 +57,7 @@ fn send_template(victim: &Victim, qp: &RcQp) -> ForgedCompletion {
 
 /// A correct completion of the first receive for datagrams.
 fn datagram_template(victim: &Victim, qp: &UdQp) -> ForgedCompletion {
-    let shared = shared_arc(&victim.device).qp(qp.qp_num()).unwrap();
+    let shared = shared_arc(&victim.device).qps.get(qp.qp_num()).unwrap();
     let new = NewCqe {
         kind: CqeKind::Recv,
         opcode: Opcode::Recv,
@@ -209,7 +209,7 @@ fn forged_completions_harm_only_the_connection_of_the_attacker() {
         let cq_at = {
             let is_datagram = forged.qp_num == ends.datagram.qp_num();
             let queue = if is_datagram { "datagram" } else { "own" };
-            let qp = shared_arc(&victim.device).qp(ends.qp_num(queue)).unwrap();
+            let qp = shared_arc(&victim.device).qps.get(ends.qp_num(queue)).unwrap();
             qp.block.recv_cq.load(core::sync::atomic::Ordering::Relaxed)
         };
         let written = attacker.ask(&format!("complete {cq_at} {count} {}", encode(forged)));
@@ -243,7 +243,7 @@ fn forged_completions_harm_only_the_connection_of_the_attacker() {
             Expect::Failure => {
                 assert!(seen.iter().all(|c| !c.status.is_success() && c.byte_len == 0), "{what}: {seen:?}");
                 assert!(!seen.is_empty(), "{what}: the receive was lost");
-                let qp = shared_arc(&victim.device).qp(forged.qp_num).unwrap();
+                let qp = shared_arc(&victim.device).qps.get(forged.qp_num).unwrap();
                 let begun = std::time::Instant::now();
                 while qp.state() != QpState::Error {
                     assert!(begun.elapsed() < TIMEOUT, "{what}: the connection goes on");

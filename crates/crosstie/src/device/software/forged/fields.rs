@@ -10,9 +10,10 @@ use super::super::layout::{
     CQES_AT, CqHeader, Cqe, Header, OwnerLine, PeerLine, QpBlock, RECV_HEAD_WORDS, REGIONS_AT, RegionEntry,
     RegionKey, SrqHeader, recv_stride,
 };
+use super::super::lock::locked;
 use super::super::peer_lines::{AssignedLine, LineUse};
 use super::super::qp::QpShared;
-use super::super::state::{DeviceShared, locked};
+use super::super::state::DeviceShared;
 use super::{Attacker, ROLE, Victim, load};
 use crate::device::software::invalid_input_tests::shared_arc;
 use crate::memory::segment::{Segment, SharedRef};
@@ -85,8 +86,8 @@ impl Words<'_> {
 
 /// All words of one structure that belongs to queue pair `qp`, or to the region with this key.
 pub(super) fn fields(structure: Structure, device: &DeviceShared, qp: &QpShared, key: u32) -> Vec<Word> {
-    let segment = &device.segment;
-    let mut peer_lines = locked(&device.peer_lines);
+    let segment = &device.memory.segment;
+    let mut peer_lines = locked(&device.peers.lines);
     // Of a datagram queue pair: the line of the sender that came last.
     let is_sender = |line: &AssignedLine| qp.is_datagram() && matches!(line.usage, LineUse::Datagrams { .. });
     let line_of_sender = || peer_lines.all().filter(is_sender).max_by_key(|line| line.tenure);
@@ -279,14 +280,17 @@ fn forged_words_in_the_segment_of_a_device_harm_only_the_connection_of_the_attac
                 victim.poll(&mut ends, &mut outstanding, "before");
                 let words = {
                     let device = shared_arc(&victim.device);
-                    let qp = device.qp(ends.qp_num(queue)).unwrap();
+                    let qp = device.qps.get(ends.qp_num(queue)).unwrap();
                     fields(structure, device, &qp, victim.target.remote().rkey)
                 };
                 let Some(word) = words.get(at) else { break };
                 if last != at {
                     last = at;
-                    let old =
-                        if word.in_lines { 1 << 8 } else { load(&shared_arc(&victim.device).segment, word) };
+                    let old = if word.in_lines {
+                        1 << 8
+                    } else {
+                        load(&shared_arc(&victim.device).memory.segment, word)
+                    };
                     values = forged_values(word, old, &aimed);
                 }
                 let Some(value) = values.pop() else {

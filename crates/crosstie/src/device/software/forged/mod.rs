@@ -297,7 +297,7 @@ fn attacker_process() {
     let pd = device.alloc_pd().unwrap();
     let memory = pd.allocate(4096, Access::ALL).unwrap();
     let mut ends: Option<Ends> = None;
-    let mut held = Vec::new();
+    let mut open_hellos = Vec::new();
     let mut outstanding = HashSet::new();
     let mut victim: Option<(DeviceAddress, RemoteMemory)> = None;
     let say = |text: &str| {
@@ -336,7 +336,7 @@ fn attacker_process() {
                 let list = own_words(structure, &device, ends, &memory, queue);
                 say(&list.len().to_string());
                 for word in list {
-                    let old = load(&shared_arc(&device).segment, &word);
+                    let old = load(&shared_arc(&device).memory.segment, &word);
                     say(&format!("{} {} {} {old}", word.name.replace(' ', "-"), word.offset, word.bytes));
                 }
             }
@@ -344,7 +344,7 @@ fn attacker_process() {
             ["store-own", offset, bytes, value] => {
                 let [offset, bytes, value] = [offset, bytes, value].map(|number| number.parse().unwrap());
                 let word = Word::new("", offset, bytes);
-                say(&store(&shared_arc(&device).segment, &word, value).to_string());
+                say(&store(&shared_arc(&device).memory.segment, &word, value).to_string());
             }
             ["complete", cq_at, count, forged] => {
                 let link = shared_arc(&device).link(&victim.unwrap().0).unwrap();
@@ -356,8 +356,9 @@ fn attacker_process() {
             // Says HELLO with the name of another device, or with as many names of its own as the device takes.
             ["hello", to, name] => say(&identity::say_hello(&decode(to), &decode(name)).to_string()),
             ["hellos", to, count] => {
-                identity::say_hellos(&decode(to), count.parse().unwrap(), &mut held);
-                let statuses: Vec<String> = held.iter().map(|held| held.status.to_string()).collect();
+                identity::say_hellos(&decode(to), count.parse().unwrap(), &mut open_hellos);
+                let statuses: Vec<String> =
+                    open_hellos.iter().map(|hello| hello.status.to_string()).collect();
                 say(&statuses.join(" "));
             }
             ["traffic"] => {
@@ -380,7 +381,7 @@ fn own_words(
     queue: &str,
 ) -> Vec<Word> {
     let shared = shared_arc(device);
-    fields(structure, shared, &shared.qp(ends.qp_num(queue)).unwrap(), memory.remote().rkey)
+    fields(structure, shared, &shared.qps.get(ends.qp_num(queue)).unwrap(), memory.remote().rkey)
 }
 
 /// Polls for a short while.
@@ -503,7 +504,7 @@ impl Victim {
 
     /// Values that name something of the victim that the attacker must not reach, or the end of something.
     fn aimed_values(&self) -> Vec<u64> {
-        let segment = shared_arc(&self.device).segment.len();
+        let segment = shared_arc(&self.device).memory.segment.len();
         vec![
             self.outside.as_ptr().expose_provenance() as u64,
             self.in_place_at.expose_provenance() as u64,

@@ -8,7 +8,7 @@
 //! - The kernel lets this process open it: that takes `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN` in the first user namespace, as root has
 //!   outside of containers.
 //!
-//! Otherwise, and with `CROSSTIE_MAP_MEMORY=0`, everything stays as it is, see [`Link::copy_in_place`].
+//! Otherwise, and with `CROSSTIE_MAP_MEMORY=0`, everything stays as it is, see `Link::copy_in_place`.
 //!
 //! **No peer can make our stores fault.** A store into a mapping raises SIGBUS if the file behind it was truncated. A process with a descriptor of
 //! the file can truncate it. So files that a peer created, for example with `memfd_create`, are not mapped. No process has a descriptor of the
@@ -20,7 +20,7 @@
 //! `/proc/self/fdinfo`), once before the file is looked up and once after.
 //!
 //! **A region that was given back is not written.** An operation looks up the key in the peer's table before it comes here, and the peer waits for it
-//! ([`OperationGuard`](super::quiescence::OperationGuard)). Key and address of a region are never used again (`region_keys.rs`), so a mapping is not taken for that of a
+//! (`OperationGuard` in `quiescence.rs`). Key and address of a region are never used again (`region_keys.rs`), so a mapping is not taken for that of a
 //! later region. A mapping that is no longer used keeps its pages until the connection ends or writes to another region for the first time.
 //!
 //! **Limits.** What the peer says about its regions decides only which part of its own memory is mapped. The kernel allocates a page that the
@@ -37,10 +37,9 @@ use std::sync::OnceLock;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::layout::RegionKey;
-use super::link::Link;
-use super::peer_memory::RemotePtr;
-use super::region_keys::pointer;
+use crate::device::software::layout::{RegionEntry, RegionKey};
+use crate::device::software::region_keys::pointer;
+use crate::memory::segment::SharedSlice;
 use crate::process::Creator;
 
 /// With the value 0, no memory is mapped.
@@ -65,11 +64,26 @@ static MAPPINGS: AtomicUsize = AtomicUsize::new(0);
 
 /// The regions of a peer that one connection writes, and their mappings.
 #[derive(Debug)]
-pub(super) struct PeerMappings {
+pub(crate) struct PeerMappings {
     /// The mapped region that was written last.
     last: Target,
     regions: Vec<WrittenRegion>,
     attempts_left: u32,
+}
+
+/// A location in memory of a peer that is mapped here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MappedPtr(NonNull<u8>);
+
+impl MappedPtr {
+    pub(super) fn as_ptr(self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    /// The location `offset` bytes further on. It must be inside what was looked up.
+    pub(crate) fn at(self, offset: usize) -> MappedPtr {
+        NonNull::new(self.as_ptr().wrapping_add(offset)).map_or(self, MappedPtr)
+    }
 }
 
 /// A mapped region, or [`Target::NONE`].
@@ -87,7 +101,7 @@ impl Target {
     const NONE: Target = Target { key: 0, addr: 0, len: 0, at: core::ptr::null_mut() };
 
     /// Where `len` bytes at `addr` are mapped, if they are inside the region with this key.
-    #[inline(always)]
+    #[inline]
     fn find(&self, key: u32, addr: u64, len: u32) -> Option<*mut u8> {
         let offset = addr.wrapping_sub(self.addr);
         (key == self.key && offset < self.len && u64::from(len) <= self.len - offset)
@@ -109,31 +123,44 @@ unsafe impl Send for PeerMappings {}
 unsafe impl Sync for PeerMappings {}
 
 impl PeerMappings {
-    pub(super) fn new() -> PeerMappings {
+    pub(crate) fn new() -> PeerMappings {
         PeerMappings { last: Target::NONE, regions: Vec::new(), attempts_left: MAX_ATTEMPTS }
     }
 
-    /// `target`, which was checked for `len` bytes; with the place where it is mapped, if it is memory in place that is mapped here. That place
-    /// is valid until the next call.
-    #[inline(always)]
-    pub(super) fn resolve(&mut self, link: &Link, target: RemotePtr, len: u32) -> RemotePtr {
-        let RemotePtr::InPlace { addr, key, .. } = target else { return target };
+    /// Where `len` bytes at `addr`, which were checked for the region with this key, are mapped, if they are. Valid until the next call. `regions`
+    /// is the peer's table, and `process` its process.
+    #[inline]
+    pub(crate) fn find(
+        &mut self,
+        regions: &SharedSlice<RegionEntry>,
+        process: Option<&OwnedFd>,
+        key: u32,
+        addr: u64,
+        len: u32,
+    ) -> Option<MappedPtr> {
         let at = match self.last.find(key, addr, len) {
             Some(at) => Some(at),
-            None => self.resolve_other(link, key, addr, len),
+            None => self.find_other(regions, process, key, addr, len),
         };
-        RemotePtr::InPlace { addr, key, mapped: at.and_then(NonNull::new) }
+        at.and_then(NonNull::new).map(MappedPtr)
     }
 
     /// Finds or maps a region that was not written last or is not mapped.
     #[cold]
-    fn resolve_other(&mut self, link: &Link, key: u32, addr: u64, len: u32) -> Option<*mut u8> {
+    fn find_other(
+        &mut self,
+        regions: &SharedSlice<RegionEntry>,
+        process: Option<&OwnedFd>,
+        key: u32,
+        addr: u64,
+        len: u32,
+    ) -> Option<*mut u8> {
         anonymous_memory()?;
         let known = self.regions.iter().position(|region| region.target.find(key, addr, len).is_some());
         let index = match known {
             Some(index) => index,
             None if self.attempts_left == 0 => return None,
-            None => self.add(link, key),
+            None => self.add(regions, key),
         };
         let region = &mut self.regions[index];
         if region.mapping.is_none() {
@@ -143,7 +170,7 @@ impl PeerMappings {
             }
             self.attempts_left -= 1;
             let Target { addr, len, .. } = region.target;
-            match Mapping::new(link, pointer(addr).addr() as u64, len) {
+            match Mapping::new(process, pointer(addr).addr() as u64, len) {
                 Ok((mapping, at)) => {
                     region.mapping = Some(mapping);
                     region.target.at = at;
@@ -161,9 +188,9 @@ impl PeerMappings {
     }
 
     /// Adds the region with this key, and forgets those that the peer has given back, or the oldest.
-    fn add(&mut self, link: &Link, key: u32) -> usize {
+    fn add(&mut self, regions: &SharedSlice<RegionEntry>, key: u32) -> usize {
         self.last = Target::NONE;
-        let entry = |key| &link.regions[RegionKey::from_bits(key).index() as usize];
+        let entry = |key| &regions[RegionKey::from_bits(key).index() as usize];
         self.regions.retain(|region| {
             let Target { key, addr, .. } = region.target;
             entry(key).key.load(Relaxed) == key && entry(key).addr.load(Relaxed) == addr
@@ -171,7 +198,7 @@ impl PeerMappings {
         if self.regions.len() == MAX_REGIONS {
             self.regions.remove(0);
         }
-        // A copy, of which everything is checked that is used.
+        // A copy. What is used of it is checked.
         let target = Target {
             key,
             addr: entry(key).addr.load(Relaxed),
@@ -192,11 +219,11 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `start..start + len` of the peer's address space; returns the mapping and where `start` is in it.
-    fn new(link: &Link, start: u64, len: u64) -> io::Result<(Mapping, *mut u8)> {
+    /// Maps `start..start + len` of the address space of the peer's process; returns the mapping and where `start` is in it.
+    fn new(process: Option<&OwnedFd>, start: u64, len: u64) -> io::Result<(Mapping, *mut u8)> {
         let refused = |why: &'static str| io::Error::new(io::ErrorKind::InvalidInput, why);
         let anonymous = anonymous_memory().ok_or(io::ErrorKind::PermissionDenied)?;
-        let process = link.process.as_ref().ok_or(io::ErrorKind::PermissionDenied)?;
+        let process = process.ok_or(io::ErrorKind::PermissionDenied)?;
         let end = start.checked_add(len).ok_or(refused("no such memory"))?;
         let directory = directory_of(process)?;
         let list = BufReader::with_capacity(64 << 10, File::open(directory.join("maps"))?);
@@ -256,7 +283,7 @@ impl Drop for Mapping {
         if !self.creator.is_this_process() {
             return;
         }
-        // SAFETY: the mapping is ours. Pointers into it are used only by the operation that got them from `PeerMappings::resolve`.
+        // SAFETY: the mapping is ours. Pointers into it are used only by the operation that got them from `PeerMappings::find`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
         debug_assert!(unmapped.is_ok());
         MAPPINGS.fetch_sub(1, Relaxed);
