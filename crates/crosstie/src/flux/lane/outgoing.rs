@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crosstie_protocol::lane::CallNumber;
 
-use super::super::error::Lost;
+use super::super::error::{CallError, Lost, NotCalled};
 use super::node_state::NodeState;
 use super::slot::{FULL, Slots, UNUSED};
 use super::sync::Arc;
@@ -24,25 +24,16 @@ pub(in super::super) struct OutgoingLane<Req, Resp, Token> {
     pub(super) target: usize,
 }
 
-/// Why a call cannot be made.
-pub(in super::super) enum CallRefusal {
-    Full,
-    Gone,
-}
-
 impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
     #[inline(always)]
-    pub(in super::super) fn call(
-        &mut self,
-        request: Req,
-        token: Token,
-    ) -> Result<(), (CallRefusal, Req, Token)> {
+    pub(in super::super) fn call(&mut self, request: Req, token: Token) -> Result<(), CallError<Req, Token>> {
+        let target = self.target;
         if self.callee.is_gone() {
-            return Err((CallRefusal::Gone, request, token));
+            return Err(CallError { cause: NotCalled::NodeGone { target }, request, token });
         }
         let started = match self.calls.start(token) {
             Ok(started) => started,
-            Err(token) => return Err((CallRefusal::Full, request, token)),
+            Err(token) => return Err(CallError { cause: NotCalled::Full { target }, request, token }),
         };
         // SAFETY: the table has as many slots as the lane.
         let slot = unsafe { self.slots.get_unchecked(started.slot) };
