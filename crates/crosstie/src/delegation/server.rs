@@ -14,7 +14,9 @@ use super::layout::{
     ClientKey, MAGIC, RESPONSE_PAYLOAD_AT, ResponseKey, RingLayout, SharedRing, Slots, VERSION, client_of,
     committed_by,
 };
-use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, ReplyError, lease};
+use super::{
+    Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, NotReplied, ReplyError, lease,
+};
 use crate::local::listener::Listener;
 use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
@@ -31,6 +33,8 @@ const PAUSES_AFTER_BURST: u32 = 4;
 const MAX_BATCH: u64 = 32;
 /// Most invalid requests that one call drops.
 const MAX_INVALID: u32 = 256;
+/// Most requests that one [`serve`](Server::serve) hands out.
+const MAX_SERVED: usize = 256;
 /// How many requests the server looks at together: the processor fetches their cache lines at the same time, instead of one after the other.
 const LOOKAHEAD: u64 = 8;
 /// Checks without a request before the server looks for positions that are reserved and not filled. The server looks at once when a
@@ -230,6 +234,30 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         Ok(Server { core, inbox: Req::inbox(layout.request_limit as usize), messages: PhantomData })
     }
 
+    /// Hands the requests that are there to `handle`. Returns their number. Never waits.
+    ///
+    /// It takes the requests of all clients in the order in which they are in the ring, and returns when there is no request, or after 256
+    /// requests; the next call continues.
+    ///
+    /// The handler replies at once, or [defers](Request::defer) the request and replies with [`reply`](Server::reply) after this call. A
+    /// request that is dropped, as by a panic of the handler, gets no response; the others wait for the next call.
+    ///
+    /// A program that needs the server between two requests, or wants to stop earlier, calls [`recv`](Server::recv), which takes one
+    /// request.
+    #[inline]
+    pub fn serve(&mut self, mut handle: impl FnMut(Request<'_, Req, Resp>)) -> usize {
+        let mut count = 0;
+        while count < MAX_SERVED
+            && let Some(request) = self.recv()
+        {
+            handle(request);
+            count += 1;
+        }
+        // At the latest now the clients may use the positions again.
+        self.core.publish_tail();
+        count
+    }
+
     /// Returns how many requests are ready, up to one batch; [`recv`](Server::recv) hands them out. Also tells the clients
     /// that the positions of the requests handed out before are free.
     #[inline]
@@ -278,7 +306,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         self.core.reply::<Resp>(ticket, response.bytes())
     }
 
-    /// Waits until there is a request, for at most `timeout`. Returns whether there is one.
+    /// Waits until there is a request, for at most `timeout`. Returns whether there is one; then [serve](Server::serve).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let core = &mut self.core;
         core.publish_tail();
@@ -327,7 +355,7 @@ fn check_len<Resp: Message + ?Sized>(
     let limit = layout.response_limit as usize;
     // Messages of fixed size replace the limit.
     if Resp::SIZE.is_none() && len > limit {
-        return Err(ReplyError::TooLong { ticket, len, limit });
+        return Err(ReplyError::too_long(ticket, len, limit));
     }
     Ok(ticket)
 }
@@ -344,7 +372,7 @@ impl ReplyTarget {
     ) -> Result<(), ReplyError<Ticket>> {
         let replying_to = &registry.replying_to.0;
         if !lease::begin_reply(replying_to, &self.slot.holder, ticket.client.bits().into()) {
-            return Err(ReplyError::ClientGone);
+            return Err(ReplyError::CLIENT_GONE);
         }
         // A slot of the ticket is one of the client's: `Core::take` has checked it.
         let slot = self.responses.masked(ticket.response.slot());
@@ -541,13 +569,13 @@ impl Core {
         response: &[u8],
     ) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
-            return Err(ReplyError::WrongServer(ticket));
+            return Err(ReplyError { cause: NotReplied::WrongServer, ticket: Some(ticket) });
         }
         let layout = &self.ring.layout;
         let ticket = check_len::<Resp>(response.len(), layout, ticket)?;
         let client = ticket.client;
         let Some(account) = self.accounts.get_mut(client.index() as usize) else {
-            return Err(ReplyError::ClientGone);
+            return Err(ReplyError::CLIENT_GONE);
         };
         if account.key == client && account.unanswered != DISCONNECTED {
             account.unanswered = account.unanswered.saturating_sub(1);
@@ -666,7 +694,8 @@ impl Drop for Core {
     }
 }
 
-/// To be awaited after [`recv`](Server::recv) has returned None: that also tells the clients which positions are free.
+/// To be awaited after [`serve`](Server::serve), or after [`recv`](Server::recv) has returned None: these tell the clients which positions
+/// are free.
 impl<Req: Message + ?Sized, Resp: Message + ?Sized> wait::any::sealed::Waitable for Server<Req, Resp> {
     fn parker(&self) -> Option<&wait::Parker> {
         Some(&self.core.ring.header.parker)

@@ -1,7 +1,7 @@
 //! The server: it polls the lanes of all clients, hands out requests, and replies.
 //!
-//! The caller sees `poll`, then `recv` until it returns None. `poll` finds the clients that have a request; `recv` takes
-//! their requests, client by client, up to `queue_depth` requests of one client in a row.
+//! `poll` finds the clients that have a request; `recv` takes their requests, client by client, up to `queue_depth` requests of one
+//! client in a row. `serve` is one `poll`, and `recv` until it returns None.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -15,7 +15,7 @@ use crosstie_protocol::lane::CallNumber;
 
 use super::admission::ClientRegistry;
 use super::lane::{LaneLayout, MAGIC, ServedLane, ServerPage, Slot, VERSION, parts_len};
-use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, ReplyError};
+use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, NotReplied, ReplyError};
 use crate::local::listener::{ClientId, Listener};
 use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
@@ -190,7 +190,7 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
     #[cold]
     fn too_long(self, len: usize) -> ReplyError<Ticket> {
         let limit = self.response_limit;
-        ReplyError::TooLong { ticket: self.defer(), len, limit }
+        ReplyError::too_long(self.defer(), len, limit)
     }
 
     /// Turns the request into a ticket, so that other requests can be received before the reply.
@@ -264,6 +264,27 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
             taken_count: 0,
             messages: PhantomData,
         })
+    }
+
+    /// Checks the lanes of all clients once, and hands the requests that are there to `handle`. Returns their number. Never waits.
+    ///
+    /// It takes up to [`queue_depth`](Config::queue_depth) requests of each client that has any, in the order of its calls, and then
+    /// returns, however fast the clients send more.
+    ///
+    /// The handler replies at once, or [defers](Request::defer) the request and replies with [`reply`](Server::reply) after this call. A
+    /// request that is dropped, as by a panic of the handler, gets no response; the others wait for the next call.
+    ///
+    /// A program that needs the server between two requests, or wants to stop earlier, calls [`poll`](Server::poll) and
+    /// [`recv`](Server::recv), which do the same in two steps.
+    #[inline]
+    pub fn serve(&mut self, mut handle: impl FnMut(Request<'_, Req, Resp>)) -> usize {
+        self.poll();
+        let mut count = 0;
+        while let Some(request) = self.recv() {
+            handle(request);
+            count += 1;
+        }
+        count
     }
 
     /// Checks the lanes of all clients, and returns how many clients have a request. [`recv`](Server::recv) then hands out
@@ -433,7 +454,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 
     /// Waits until there is a request, or a client connects or disconnects, for at most `timeout`. Returns whether one of
-    /// these happened; then [poll](Server::poll).
+    /// these happened; then [serve](Server::serve), or [poll](Server::poll).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let core = &self.core;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -463,7 +484,7 @@ fn check_len<Resp: Message + ?Sized>(
 ) -> Result<Ticket, ReplyError<Ticket>> {
     // Messages of fixed size replace the limit.
     if Resp::SIZE.is_none() && len > limit {
-        return Err(ReplyError::TooLong { ticket, len, limit });
+        return Err(ReplyError::too_long(ticket, len, limit));
     }
     Ok(ticket)
 }
@@ -577,12 +598,12 @@ impl Core {
         response: &[u8],
     ) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
-            return Err(ReplyError::WrongServer(ticket));
+            return Err(ReplyError { cause: NotReplied::WrongServer, ticket: Some(ticket) });
         }
         let ClientEntry { key, client } = &mut self.clients[ticket.client.index() as usize];
         let ConnectedClient { lane, room, .. } = match client {
             Some(client) if *key == ticket.client => client,
-            _ => return Err(ReplyError::ClientGone),
+            _ => return Err(ReplyError::CLIENT_GONE),
         };
         let ticket = check_len::<Resp>(response.len(), self.response_limit, ticket)?;
         let slot = lane.slot(ticket.slot as usize);

@@ -73,15 +73,14 @@ macro_rules! pair {
                     client.call(<$message>::of(&[made; 4]), made).unwrap();
                     made += 1;
                 }
-                server.poll();
-                while let Some(request) = server.recv() {
+                server.serve(|request| {
                     let words = request.message().words();
                     if pattern.reversed {
                         deferred.push((request.defer(), words));
                     } else {
                         request.reply(<$message>::of(&words)).unwrap();
                     }
-                }
+                });
                 while let Some((ticket, words)) = deferred.pop() {
                     server.reply(ticket, <$message>::of(&words)).unwrap();
                 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::node_service::{self, Disconnected, Service, expected_response, is_request, request};
-use crosstie::ipc::{CallError, CreateError};
+use crosstie::ipc::{CreateError, ExchangeError};
 use crosstie_testkit::child::{self, Child};
 use crosstie_testkit::footprint::processor_time;
 
@@ -171,7 +171,7 @@ fn killed_server_ends_all_calls() {
                 let killed = Instant::now();
                 server.kill();
                 let (error, when) = thread.join().unwrap();
-                let gone = matches!(error, CallError::Disconnected { cause: Disconnected::ServerGone, .. });
+                let gone = matches!(error, ExchangeError::Disconnected(Disconnected::ServerGone));
                 assert!(gone, "{error}");
                 when.saturating_duration_since(killed)
             });
