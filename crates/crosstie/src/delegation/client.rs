@@ -159,7 +159,7 @@ impl RingTransport {
         &self.claim
     }
 
-    /// Invalidates a response slot that still holds the response to an earlier call with the same key. The key keeps 21 bits of
+    /// Invalidates a response slot that still has the response to an earlier call with the same key. The key keeps 21 bits of
     /// the call number, so a slot that is used again after a multiple of 2^21 calls gets the same key, and the old response
     /// would be taken for the new one. The slot is ours here: its last call has its response, and the server does not know
     /// of the next one yet.

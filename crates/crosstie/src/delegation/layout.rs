@@ -89,7 +89,7 @@ pub(super) struct ClientArea {
     pub(super) claim: AtomicU64,
     around_claim: [AtomicU64; 7],
     pub(super) parker: Parker,
-    around_bell: [AtomicU32; 15],
+    around_parker: [AtomicU32; 15],
 }
 
 const _: () = {
@@ -325,7 +325,7 @@ impl<const PAYLOAD_AT: usize> Slots<PAYLOAD_AT> {
         self.view().masked(index)
     }
 
-    /// The slots, in registers: for loops, in which the compiler would load the fields of `self` again after every atomic access.
+    /// The slots by value, for loops: their address and size are loaded once, not after every atomic access.
     #[inline(always)]
     pub(super) fn view(&self) -> SlotsView<'_, PAYLOAD_AT> {
         let &Slots { first, mask, stride, payload_len, .. } = self;
@@ -429,7 +429,7 @@ fn stamp(position: u64) -> u32 {
 
 /// Identifies a response slot, and the call that the response in it belongs to: the slot in the lower 11 bits, and the lower
 /// 21 bits of the call number above it. Every 2^21th call has the same bits; before a client uses the key of the word that a
-/// slot holds, it changes that word (`RingTransport::invalidate_equal_response`).
+/// slot has, it changes that word (`RingTransport::invalidate_equal_response`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ResponseKey(u32);
 

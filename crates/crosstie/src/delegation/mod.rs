@@ -50,7 +50,7 @@
 //! A request is there when its slot has the stamp of its position. The server checks the stamp of the next position and
 //! never reads `head` for this, so a request moves one cache line, and so does a response. A client key is an index with a
 //! generation; a response key is a slot with the lower 21 bits of the number of the call. So a message that belongs to an
-//! earlier client or call is recognised. Before a client uses a response key that its slot still holds from an earlier
+//! earlier client or call is recognised. Before a client uses a response key that its slot still has from an earlier
 //! call, it changes the word of the slot.
 //!
 //! # When a process ends

@@ -64,7 +64,7 @@ struct Core {
     wait_strategy: crate::WaitStrategy,
     /// The next position to read. It is not in the segment, so no client can change it.
     cursor: u64,
-    /// Positions from the cursor on that are known to hold a request.
+    /// Positions from the cursor on that are known to have a request.
     ready: u64,
     /// The last value of `tail` that was published to the clients.
     published_tail: u64,
@@ -266,7 +266,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 
     /// Returns the next request, or None if no request is waiting.
-    // Inlined: of a request that is answered in place, most of what this returns is never stored.
+    // Inlined into the loop of the program: a request that is answered in place is then not stored in between.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
         // A client may write invalid requests as fast as we read them. The limit keeps that from blocking this call.
@@ -361,7 +361,7 @@ fn check_len<Resp: Message + ?Sized>(
 }
 
 impl ReplyTarget {
-    /// Writes a response, if the client still holds its response slots.
+    /// Writes a response, if the client's [lease](super::lease) of its response slots has not ended.
     #[inline(always)]
     fn reply(
         &self,
@@ -398,7 +398,7 @@ impl Core {
         self.committed_at(self.cursor)
     }
 
-    /// Finds out how many positions from the cursor on hold a request. Or returns a position that was passed, if its client has filled it.
+    /// Finds out how many positions from the cursor on have a request. Or returns a position that was passed, if its client has filled it.
     #[inline]
     fn look_ahead(&mut self) -> Option<u64> {
         // No further than to the position at which the tail is due.
@@ -414,7 +414,7 @@ impl Core {
         None
     }
 
-    /// How many positions from the cursor on hold a request, up to `most`.
+    /// How many positions from the cursor on have a request, up to `most`.
     #[inline(always)]
     fn count_committed(&self, most: u64) -> u64 {
         let (requests, cursor) = (self.ring.requests().view(), self.cursor);
@@ -509,7 +509,7 @@ impl Core {
             // Prefetch the cache line of the response while the request is being served.
             prefetch::for_write(account.reply_target.responses.masked(response.slot()).word());
             let account = NonNull::from(account);
-            // Copied last: so the compiler knows that the program reads what was just copied.
+            // Copied last: nothing comes between the copy and the handler, so the message need not be loaded again.
             if Req::receive(inbox, len, |buffer| slot.read(buffer)) {
                 counters.requests += 1;
                 return Some((account, response, len));

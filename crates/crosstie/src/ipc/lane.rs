@@ -290,7 +290,7 @@ pub(super) fn parts_len(parts: &[&[u8]]) -> usize {
     parts.iter().map(|part| part.len()).sum()
 }
 
-/// The page that the server and all its clients map. It holds the server's parker.
+/// The page that the server and all its clients map, with the server's parker.
 #[derive(Debug)]
 pub(super) struct ServerPage {
     segment: Arc<Segment>,

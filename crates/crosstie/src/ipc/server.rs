@@ -368,7 +368,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 
     /// Returns the next request of the clients that [`poll`](Server::poll) found; this includes requests that these clients
     /// have written since. None when it is time to poll again.
-    // Inlined: of a request that is answered in place, most of what this returns is never stored.
+    // Inlined into the loop of the program: a request that is answered in place is then not stored in between.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
         loop {
@@ -391,7 +391,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
                     if core.left_in_turn == 0 {
                         core.serving = NOBODY;
                     }
-                    // Copied last: so the compiler knows that the program reads what was just copied.
+                    // Copied last: nothing comes between the copy and the handler, so the message need not be loaded again.
                     if Req::receive(&mut self.inbox, len, |buffer| slot.read(buffer)) {
                         return Some(Request {
                             message: Req::received(&self.inbox, len)?,

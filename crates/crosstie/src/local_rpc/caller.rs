@@ -177,7 +177,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
                 && let Some(token) = expected.finish()
             {
                 let len = Resp::SIZE.unwrap_or(len);
-                // Copied last: so the compiler knows that `each` reads what was just copied.
+                // Copied last: nothing comes between the copy and `each`, so the message need not be loaded again.
                 if !Resp::receive(&mut self.inbox, len, copy) {
                     self.calls.restore(slot, token);
                     self.calls.close();

@@ -93,7 +93,7 @@ pub(crate) struct CallTable<T> {
     /// Calls with a token.
     in_flight: usize,
     limit: usize,
-    // Not beside `in_flight`: the compiler would load both at once, and the load would wait for the store of one.
+    // Not beside `in_flight`, which every call stores: a load of both at once would wait for that store.
     blocking: usize,
     /// Most calls with a token: those that blocking calls leave, or none when the table was [closed](Self::close).
     most_in_flight: usize,
@@ -232,7 +232,7 @@ impl<T> CallTable<T> {
         // SAFETY: `next` is the slot of an entry.
         let entry = unsafe { entries.get_unchecked_mut(slot) };
         let previous = entry.call;
-        // Of a slot that is free there is nothing to drop. The compiler does not know.
+        // The slot is free, so there is nothing to drop.
         core::mem::forget(core::mem::replace(&mut entry.used_by, used_by));
         // There are fewer than `MAX_SLOTS`.
         (entry.call, entry.next) = (call, next as u32);

@@ -23,7 +23,7 @@ macro_rules! for_both {
             let name = fresh_name();
             let mut server = $service::Server::<u64, u64>::create(&name, &$config).unwrap();
             let mut client = $service::Client::<u64, u64, u64>::connect(&name).unwrap();
-            let mut held = Vec::new();
+            let mut deferred = Vec::new();
             client.call(&1, 1).unwrap();
             for request in [2, 3] {
                 let gave_up = client.exchange_within(&request, Some(SHORT), |_| unreachable!("the server does not reply"));
@@ -37,12 +37,12 @@ macro_rules! for_both {
             assert!(!client.wait(Some(SHORT)).unwrap());
 
             // The server replies now, to the newest request first.
-            while held.len() < 3 {
+            while deferred.len() < 3 {
                 server.serve(|request| {
-                    held.push((*request.message(), request.defer()));
+                    deferred.push((*request.message(), request.defer()));
                 });
             }
-            let (first, given_up) = (held.remove(0), held);
+            let (first, given_up) = (deferred.remove(0), deferred);
             for (request, ticket) in given_up.into_iter().rev() {
                 server.reply(ticket, &(2 * request)).unwrap();
             }

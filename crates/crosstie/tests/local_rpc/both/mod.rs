@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("node-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+    format!("local-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
 #[track_caller]

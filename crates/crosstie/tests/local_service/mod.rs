@@ -135,13 +135,13 @@ service!(Delegation, delegation);
 /// Evaluates an expression for each service, which `$service` names.
 macro_rules! each {
     ($service:ident, $what:expr) => {
-        $crate::node_service::type_of!($service, Ipc, $what);
-        $crate::node_service::type_of!($service, Delegation, $what);
+        $crate::local_service::type_of!($service, Ipc, $what);
+        $crate::local_service::type_of!($service, Delegation, $what);
     };
 }
 macro_rules! type_of {
     ($service:ident, $type:ident, $what:expr) => {{
-        type $service = node_service::$type;
+        type $service = local_service::$type;
         $what
     }};
 }
