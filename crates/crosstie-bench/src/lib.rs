@@ -1,6 +1,6 @@
 //! Benchmarks of crosstie, with their workloads, a linearizability checker, result files and reports.
 //!
-//! - [`device`], [`node`], [`copyrpc`] and [`endpoint`] measure one device, RPC on one machine, RPC by RDMA writes, and endpoints. Each compares its result
+//! - [`device`], [`local_rpc`], [`copyrpc`] and [`endpoint`] measure one device, RPC on one machine, RPC by RDMA writes, and endpoints. Each compares its result
 //!   with what the machine allows, which plain code measures in the same run. `runner` runs them.
 //! - [`rails`] measures messages over several devices, and what a failed one costs.
 //! - [`group`] measures locks, barriers and messages of a process group.
@@ -23,8 +23,8 @@ pub mod group;
 pub mod history;
 pub mod kv;
 mod limits;
+pub mod local_rpc;
 mod median;
-pub mod node;
 mod options;
 pub mod output;
 mod progress;

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Subcommand;
 use crosstie_bench::kv::command as kv;
-use crosstie_bench::{copyrpc, demo, device, endpoint, group, node, rails};
+use crosstie_bench::{copyrpc, demo, device, endpoint, group, local_rpc, rails};
 
 use crate::error::Error;
 use crate::signals;
@@ -14,11 +14,11 @@ use crate::signals;
 pub(crate) enum Command {
     Device(device::Arguments),
     /// RPC through shared memory, with a separate lane for each client.
-    Ipc(node::Arguments),
+    Ipc(local_rpc::Arguments),
     /// RPC through shared memory, with one ring that all clients share.
-    Delegation(node::Arguments),
+    Delegation(local_rpc::Arguments),
     /// RPC between the threads of one process.
-    Flux(node::Arguments),
+    Flux(local_rpc::Arguments),
     Copyrpc(copyrpc::Arguments),
     Rails(rails::Arguments),
     /// Locks of a process group: a distributed queue with fencing tokens. Every member is a process.
@@ -51,9 +51,9 @@ pub(crate) fn demo(arguments: &demo::Arguments) -> Result<(), Error> {
 pub(crate) fn run(command: &Command) -> Result<(), Error> {
     let summary = match command {
         Command::Device(arguments) => arguments.run()?,
-        Command::Ipc(arguments) => arguments.run(node::Kind::Ipc)?,
-        Command::Delegation(arguments) => arguments.run(node::Kind::Delegation)?,
-        Command::Flux(arguments) => arguments.run(node::Kind::Flux)?,
+        Command::Ipc(arguments) => arguments.run(local_rpc::Kind::Ipc)?,
+        Command::Delegation(arguments) => arguments.run(local_rpc::Kind::Delegation)?,
+        Command::Flux(arguments) => arguments.run(local_rpc::Kind::Flux)?,
         Command::Copyrpc(arguments) => arguments.run()?,
         Command::Rails(arguments) => Some(arguments.run()?),
         Command::Lock(arguments) => arguments.run(group::Kind::Lock)?,

@@ -49,10 +49,12 @@ fn serve(name: &str) -> Result<(), Box<dyn std::error::Error>> {
     let mut total = 0;
     while !clients.iter_mut().all(|client| matches!(client.try_wait(), Ok(Some(_)))) {
         server.wait(Some(Duration::from_millis(10)));
-        while let Some(request) = server.recv() {
+        server.serve(|request| {
             total += request.message().amount;
-            request.reply(&total)?;
-        }
+            if let Err(error) = request.reply(&total) {
+                eprintln!("{error}");
+            }
+        });
     }
     println!("total {total}");
     Ok(())

@@ -40,14 +40,13 @@ fn daemon(mut node: Node<Request, Response, Response>, finished: &AtomicUsize) {
             node.call((key % nodes) as usize, request, expected)
                 .expect("there is room for 32 calls, and no daemon ends early");
         }
-        while let Some((_from, request, ticket)) = node.try_recv() {
-            let response = match request {
+        served += node.serve(|request| {
+            let replied = request.reply_with(|request| match request {
                 Request::Put(key, value) => shard.insert(key, value),
                 Request::Get(key) => shard.get(&key).cloned(),
-            };
-            node.reply(ticket, response).expect("no daemon ends before all have their responses");
-            served += 1;
-        }
+            });
+            replied.expect("no daemon ends before all have their responses");
+        });
         if node.poll(|expected, response| correct += u64::from(response == expected)) > 0
             && correct == 2 * KEYS_EACH
         {

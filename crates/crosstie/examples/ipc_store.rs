@@ -20,14 +20,13 @@ fn serve() -> Result<(), Box<dyn Error>> {
     let mut counters: HashMap<Vec<u8>, u64> = HashMap::new();
     while server.counters().disconnects < 2 {
         server.wait(None);
-        server.poll();
-        while let Some(request) = server.recv() {
+        server.serve(|request| {
             let counter = counters.entry(request.message().to_vec()).or_default();
             *counter += 1;
             if let Err(error) = request.reply(&counter.to_le_bytes()) {
                 eprintln!("{error}");
             }
-        }
+        });
     }
     for mut client in clients {
         assert!(client.wait()?.success());

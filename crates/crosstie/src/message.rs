@@ -48,7 +48,7 @@ pub(crate) mod sealed {
     /// The last message that arrived.
     ///
     /// A small message stays in the words that it was copied into, and each access validates it again. To keep it as a `T` would be slower:
-    /// the compiler stores a `T` field by field, and a later load that spans several fields waits until all of these stores have left the
+    /// a `T` is stored field by field, and a later load that spans several fields waits until all of these stores have left the
     /// core.
     #[derive(Debug)]
     pub struct Typed<T> {

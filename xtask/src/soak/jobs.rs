@@ -63,7 +63,7 @@ const KILLS: &[Source] = &[
     ("crosstie-kv", "store", "stopped_node::", Test),
     ("crosstie-cli", "program", "kv_serve::", Test),
     ("crosstie", "kill", "", Whole),
-    ("crosstie", "node_kill", "", Whole),
+    ("crosstie", "local_kill", "", Whole),
     ("crosstie", "group_processes", "", Whole),
 ];
 const FAULTS: &[Source] = &[

@@ -13,7 +13,7 @@ use self::peer::{CopyrpcPeer, Message};
 use self::send_baseline::SendBaseline;
 use crate::error::Error;
 use crate::limits::{self, PlainRpc};
-use crate::node::rpc_loop::check_all_answered;
+use crate::local_rpc::rpc_loop::check_all_answered;
 use crate::options::{Common, Sides, check_memory, within};
 use crate::runner::{self, Benchmark, Contender, Job, Measured, Rank, Role};
 use crate::shared_region::SharedRegion;

@@ -10,8 +10,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::Arguments;
 use super::side::{END, RpcPeer};
 use crate::error::Error;
-use crate::node::payload::Payload;
-use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
+use crate::local_rpc::payload::Payload;
+use crate::local_rpc::rpc_loop::{RpcClient, RpcServer, response_number};
 use crate::runner::Connect;
 
 /// The payload of a request or response, and how its receiver reads it.

@@ -17,7 +17,7 @@ use super::Arguments;
 use super::side::{END, RpcPeer};
 use crate::error::Error;
 use crate::limits::LARGE;
-use crate::node::rpc_loop::{RpcClient, RpcServer, response_number};
+use crate::local_rpc::rpc_loop::{RpcClient, RpcServer, response_number};
 use crate::runner::Connect;
 use crate::slots::stride;
 

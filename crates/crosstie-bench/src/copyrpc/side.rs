@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Arguments;
 use crate::error::Error;
 use crate::limits::Throughput;
-use crate::node::rpc_loop::{Client, Idle, RpcClient, RpcServer, Server};
+use crate::local_rpc::rpc_loop::{Client, Idle, RpcClient, RpcServer, Server};
 use crate::runner::{Connect, Contender, Counts, Exchange, Rank, Role};
 use crate::spin_wait::SpinWait;
 

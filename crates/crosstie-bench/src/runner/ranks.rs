@@ -95,7 +95,7 @@ fn check_launcher(job: &Job<'_>, size: usize, launched: &mut dyn Bootstrap) -> R
     let Job { bench, ranks, .. } = *job;
     if !job.across_machines {
         return usage(format!(
-            "bench {bench} runs inside one node and starts its own processes: start it once, without a launcher"
+            "bench {bench} runs on one machine and starts its own processes: start it once, without a launcher"
         ));
     }
     if size != ranks {

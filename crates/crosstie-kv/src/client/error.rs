@@ -157,9 +157,9 @@ impl<T> From<BeginError<T>> for BeginBytesError<T> {
 impl<T> From<ipc::CallError<T>> for BeginError<T> {
     #[inline]
     fn from(error: ipc::CallError<T>) -> BeginError<T> {
-        match error.is_back_pressure() {
-            true => BeginError::Full(error.into_token()),
-            false => BeginError::ServerGone(error.into_token()),
+        match error.cause.is_back_pressure() {
+            true => BeginError::Full(error.token),
+            false => BeginError::ServerGone(error.token),
         }
     }
 }

@@ -441,10 +441,10 @@ impl TimeLimit {
 
 /// The error of an operation on a key of `rank` that got no response.
 #[cold]
-fn no_response_error(rank: u32, error: ipc::CallError<()>) -> Error {
+fn no_response_error(rank: u32, error: ipc::ExchangeError) -> Error {
     match error {
-        ipc::CallError::TimedOut { after, .. } => Error::TimedOut { rank, after },
-        error if error.is_back_pressure() => Error::Full,
+        ipc::ExchangeError::TimedOut { after } => Error::TimedOut { rank, after },
+        ipc::ExchangeError::Full => Error::Full,
         _ => Error::ServerGone,
     }
 }
@@ -472,7 +472,7 @@ fn request_info(name: &str, limit: TimeLimit) -> Result<NodeInfo, AttachError> {
         NodeInfo::decode(wire::BytesResponse::decode(response).ok()?.value)
     });
     let failed = |error| match error {
-        ipc::CallError::TimedOut { .. } => {
+        ipc::ExchangeError::TimedOut { .. } => {
             AttachError::TimedOut { name: name.to_owned(), after: limit.timeout }
         }
         _ => AttachError::Gone { name: name.to_owned() },

@@ -62,7 +62,7 @@ pub enum StartError {
     },
     /// The lanes between daemons could not be created.
     #[error(transparent)]
-    Forwarding(#[from] flux::ConfigError),
+    Forwarding(#[from] flux::CreateError),
     /// A daemon cannot use the device.
     #[error("daemon {daemon} cannot use the device {device}: {cause}")]
     Device {

@@ -23,7 +23,7 @@ pub(super) struct Forwarder {
 /// The configuration of the lanes between daemons, each with space for `requests`.
 pub(super) fn config(daemons: u32, requests: usize) -> flux::Config {
     let max_in_flight = requests.saturating_mul(daemons as usize);
-    flux::Config { capacity: requests, max_in_flight, wait_strategy: WaitStrategy::Spin }
+    flux::Config { queue_depth: requests, max_in_flight, wait_strategy: WaitStrategy::Spin }
 }
 
 /// Creates the forwarders of all daemons of a node.
@@ -42,14 +42,14 @@ impl Forwarder {
         request: WordRequest,
         ticket: ipc::Ticket,
     ) -> Result<(), ipc::Ticket> {
-        if self.backlogs[daemon as usize].is_empty() {
-            match self.try_forward(daemon, request, ticket) {
-                Ok(()) => return Ok(()),
-                Err(ForwardError::Full(request, ticket)) => self.enqueue(daemon, request, ticket),
-                Err(ForwardError::DaemonGone(ticket)) => return Err(ticket),
-            }
-        } else {
+        if !self.backlogs[daemon as usize].is_empty() {
             self.enqueue(daemon, request, ticket);
+            return Ok(());
+        }
+        match self.node.call(daemon as usize, request, ticket) {
+            Err(error) if error.cause.is_back_pressure() => self.enqueue(daemon, error.request, error.token),
+            Err(error) => return Err(error.token),
+            Ok(()) => {}
         }
         Ok(())
     }
@@ -67,31 +67,17 @@ impl Forwarder {
         for daemon in 0..self.backlogs.len() {
             while let Some((request, ticket)) = self.backlogs[daemon].pop_front() {
                 self.backlogged -= 1;
-                match self.try_forward(daemon as u32, request, ticket) {
+                match self.node.call(daemon, request, ticket) {
                     Ok(()) => {}
-                    Err(ForwardError::DaemonGone(ticket)) => gone(ticket),
-                    Err(ForwardError::Full(request, ticket)) => {
-                        self.backlogs[daemon].push_front((request, ticket));
+                    Err(error) if error.cause.is_back_pressure() => {
+                        self.backlogs[daemon].push_front((error.request, error.token));
                         self.backlogged += 1;
                         break;
                     }
+                    Err(error) => gone(error.token),
                 }
             }
         }
-    }
-
-    #[inline]
-    fn try_forward(
-        &mut self,
-        daemon: u32,
-        request: WordRequest,
-        ticket: ipc::Ticket,
-    ) -> Result<(), ForwardError> {
-        self.node.call(daemon as usize, request, ticket).map_err(|error| {
-            let is_full = error.is_back_pressure();
-            let (request, ticket) = error.into_parts();
-            if is_full { ForwardError::Full(request, ticket) } else { ForwardError::DaemonGone(ticket) }
-        })
     }
 
     #[cold]
@@ -99,9 +85,4 @@ impl Forwarder {
         self.backlogs[daemon as usize].push_back((request, ticket));
         self.backlogged += 1;
     }
-}
-
-enum ForwardError {
-    Full(WordRequest, ipc::Ticket),
-    DaemonGone(ipc::Ticket),
 }

@@ -1,6 +1,6 @@
 //! Serving requests for 8-byte keys: from clients and from other daemons of the node.
 
-use crosstie::ipc;
+use crosstie::{flux, ipc};
 
 use super::origin::CallOrigin;
 use super::shard_server::{MAX_PER_PASS, ShardServer};
@@ -84,7 +84,7 @@ impl ShardServer {
             self.retry_backlog();
         }
         for _ in 0..MAX_PER_PASS {
-            let Some((_, request, ticket)) = self.forwarder.node.try_recv() else { break };
+            let Some((request, ticket)) = self.forwarder.node.recv().map(flux::Request::defer) else { break };
             count += 1;
             transport.call(request.rank, &request, CallOrigin::Daemon(ticket), self);
         }

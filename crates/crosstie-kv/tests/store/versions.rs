@@ -41,15 +41,14 @@ fn attach_to(name: &str, info: &[u8]) -> Result<(), AttachError> {
         scope.spawn(|| {
             while !is_over.load(Relaxed) {
                 long.wait(Some(Duration::from_millis(1)));
-                long.poll();
-                while let Some(request) = long.recv() {
+                long.serve(|request| {
                     let asked = wire::BytesRequest::decode(request.message()).unwrap();
                     assert_eq!(asked.op, BytesOp::Info);
                     let mut encoded = Vec::new();
                     let response = wire::BytesResponse { status: Status::Done, value: info };
                     response.encode(&mut encoded).unwrap();
                     request.reply(&encoded).unwrap();
-                }
+                });
             }
         });
         let attached = Client::<()>::attach_within(name, TIMEOUT).map(|_| ());

@@ -96,10 +96,10 @@ impl ClientRegistry {
     /// The id of the client with this key, if it is connected.
     pub(super) fn client_id(&self, key: ClientKey) -> Option<ClientId> {
         let slot = self.slot(key.index() as usize)?;
-        let holds = || slot.holder.load(Acquire) == u64::from(key.bits());
+        let is_holder = || slot.holder.load(Acquire) == u64::from(key.bits());
         // Acquire, partner: the Release store of `id` in `admit`. The second check makes sure that it is this holder's id.
-        let id = holds().then(|| slot.id.load(Acquire))?;
-        holds().then_some(ClientId(id))
+        let id = is_holder().then(|| slot.id.load(Acquire))?;
+        is_holder().then_some(ClientId(id))
     }
 
     /// Prepares the ring for one more client. False: not possible yet.

@@ -22,7 +22,7 @@ use crate::ring::{Word, fence};
 /// Stands for no client: no key is zero.
 pub(super) const NO_CLIENT: u64 = 0;
 
-/// Begins a reply to `key`. False if `key` does not hold the slots any more; otherwise [`end_reply`] must follow.
+/// Begins a reply to `key`. False if the lease of `key` has ended; otherwise [`end_reply`] must follow.
 #[inline]
 pub(super) fn begin_reply<W: Word>(replying_to: &W, holder: &W, key: u64) -> bool {
     begin_reply_fenced(replying_to, holder, key, fence::light)
@@ -33,11 +33,11 @@ fn begin_reply_fenced<W: Word>(replying_to: &W, holder: &W, key: u64, light: imp
     replying_to.store(key, Relaxed);
     light();
     // Acquire, partner: the Release store of a new holder. The slots have been cleared for it.
-    let holds = holder.load(Acquire) == key;
-    if !holds {
+    let is_holder = holder.load(Acquire) == key;
+    if !is_holder {
         replying_to.store(NO_CLIENT, Relaxed);
     }
-    holds
+    is_holder
 }
 
 /// Ends a reply, after the response was written.

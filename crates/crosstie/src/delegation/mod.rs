@@ -12,10 +12,10 @@
 //! let mut server = Server::<u64, u64>::create("doc-delegation", &Config::default())?;
 //! let mut client = Client::<u64, u64, &str>::connect("doc-delegation")?;
 //! client.call(&20, "returned with the response").unwrap();
-//! while let Some(request) = server.recv() {
+//! server.serve(|request| {
 //!     let response = request.message() + 1;
-//!     request.reply(&response)?;
-//! }
+//!     request.reply(&response).ok(); // fails if the client has ended
+//! });
 //! client.poll(|token, response| assert_eq!((token, *response), ("returned with the response", 21)))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -50,7 +50,7 @@
 //! A request is there when its slot has the stamp of its position. The server checks the stamp of the next position and
 //! never reads `head` for this, so a request moves one cache line, and so does a response. A client key is an index with a
 //! generation; a response key is a slot with the lower 21 bits of the number of the call. So a message that belongs to an
-//! earlier client or call is recognised. Before a client uses a response key that its slot still holds from an earlier
+//! earlier client or call is recognised. Before a client uses a response key that its slot still has from an earlier
 //! call, it changes the word of the slot.
 //!
 //! # When a process ends
@@ -74,7 +74,7 @@
 //! the same ring: a client that overwrites the ring can destroy requests of other clients or stop the ring, and a client that writes
 //! an invalid request in the name of another one gets that one disconnected, because the server cannot tell who wrote it. It
 //! cannot harm the server, and [`call`](Client::call) of another client returns, at worst with
-//! [`RingFull`](CallError::RingFull). If clients do not trust each other, use [`ipc`](crate::ipc), which gives each of them a lane of
+//! [`RingFull`](NotCalled::RingFull). If clients do not trust each other, use [`ipc`](crate::ipc), which gives each of them a lane of
 //! its own.
 
 mod admission;
@@ -88,7 +88,8 @@ pub use server::{Counters, Request, Server, Ticket};
 
 use crate::WaitStrategy;
 pub use crate::local_rpc::error::{
-    CallError, ConnectError, CreateError, Disconnected, MessageSize, ReplyError,
+    CallError, ConnectError, CreateError, Disconnected, ExchangeError, MessageSize, NotCalled, NotReplied,
+    ReplyError,
 };
 
 /// Configuration of a server.

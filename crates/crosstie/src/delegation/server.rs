@@ -14,7 +14,9 @@ use super::layout::{
     ClientKey, MAGIC, RESPONSE_PAYLOAD_AT, ResponseKey, RingLayout, SharedRing, Slots, VERSION, client_of,
     committed_by,
 };
-use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, ReplyError, lease};
+use super::{
+    Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, MAX_RING_DEPTH, NotReplied, ReplyError, lease,
+};
 use crate::local::listener::Listener;
 use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
@@ -31,6 +33,8 @@ const PAUSES_AFTER_BURST: u32 = 4;
 const MAX_BATCH: u64 = 32;
 /// Most invalid requests that one call drops.
 const MAX_INVALID: u32 = 256;
+/// Most requests that one [`serve`](Server::serve) hands out.
+const MAX_SERVED: usize = 256;
 /// How many requests the server looks at together: the processor fetches their cache lines at the same time, instead of one after the other.
 const LOOKAHEAD: u64 = 8;
 /// Checks without a request before the server looks for positions that are reserved and not filled. The server looks at once when a
@@ -60,7 +64,7 @@ struct Core {
     wait_strategy: crate::WaitStrategy,
     /// The next position to read. It is not in the segment, so no client can change it.
     cursor: u64,
-    /// Positions from the cursor on that are known to hold a request.
+    /// Positions from the cursor on that are known to have a request.
     ready: u64,
     /// The last value of `tail` that was published to the clients.
     published_tail: u64,
@@ -230,6 +234,30 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         Ok(Server { core, inbox: Req::inbox(layout.request_limit as usize), messages: PhantomData })
     }
 
+    /// Hands the requests that are there to `handle`. Returns their number. Never waits.
+    ///
+    /// It takes the requests of all clients in the order in which they are in the ring, and returns when there is no request, or after 256
+    /// requests; the next call continues.
+    ///
+    /// The handler replies at once, or [defers](Request::defer) the request and replies with [`reply`](Server::reply) after this call. A
+    /// request that is dropped, as by a panic of the handler, gets no response; the others wait for the next call.
+    ///
+    /// A program that needs the server between two requests, or wants to stop earlier, calls [`recv`](Server::recv), which takes one
+    /// request.
+    #[inline]
+    pub fn serve(&mut self, mut handle: impl FnMut(Request<'_, Req, Resp>)) -> usize {
+        let mut count = 0;
+        while count < MAX_SERVED
+            && let Some(request) = self.recv()
+        {
+            handle(request);
+            count += 1;
+        }
+        // At the latest now the clients may use the positions again.
+        self.core.publish_tail();
+        count
+    }
+
     /// Returns how many requests are ready, up to one batch; [`recv`](Server::recv) hands them out. Also tells the clients
     /// that the positions of the requests handed out before are free.
     #[inline]
@@ -238,7 +266,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 
     /// Returns the next request, or None if no request is waiting.
-    // Inlined: of a request that is answered in place, most of what this returns is never stored.
+    // Inlined into the loop of the program: a request that is answered in place is then not stored in between.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
         // A client may write invalid requests as fast as we read them. The limit keeps that from blocking this call.
@@ -278,7 +306,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         self.core.reply::<Resp>(ticket, response.bytes())
     }
 
-    /// Waits until there is a request, for at most `timeout`. Returns whether there is one.
+    /// Waits until there is a request, for at most `timeout`. Returns whether there is one; then [serve](Server::serve).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let core = &mut self.core;
         core.publish_tail();
@@ -318,7 +346,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 }
 
 /// Whether a response of `len` bytes is allowed.
-#[inline(always)]
+#[inline]
 fn check_len<Resp: Message + ?Sized>(
     len: usize,
     layout: &RingLayout,
@@ -327,14 +355,14 @@ fn check_len<Resp: Message + ?Sized>(
     let limit = layout.response_limit as usize;
     // Messages of fixed size replace the limit.
     if Resp::SIZE.is_none() && len > limit {
-        return Err(ReplyError::TooLong { ticket, len, limit });
+        return Err(ReplyError::too_long(ticket, len, limit));
     }
     Ok(ticket)
 }
 
 impl ReplyTarget {
-    /// Writes a response, if the client still holds its response slots.
-    #[inline(always)]
+    /// Writes a response, if the client's [lease](super::lease) of its response slots has not ended.
+    #[inline]
     fn reply(
         &self,
         registry: &ClientRegistry,
@@ -344,7 +372,7 @@ impl ReplyTarget {
     ) -> Result<(), ReplyError<Ticket>> {
         let replying_to = &registry.replying_to.0;
         if !lease::begin_reply(replying_to, &self.slot.holder, ticket.client.bits().into()) {
-            return Err(ReplyError::ClientGone);
+            return Err(ReplyError::CLIENT_GONE);
         }
         // A slot of the ticket is one of the client's: `Core::take` has checked it.
         let slot = self.responses.masked(ticket.response.slot());
@@ -365,12 +393,12 @@ impl ReplyTarget {
 impl Core {
     /// The client of the next request, if the request is there. Reads the stamp of that request, and nothing that other
     /// requests change.
-    #[inline(always)]
+    #[inline]
     fn next_committed(&self) -> Option<ClientKey> {
         self.committed_at(self.cursor)
     }
 
-    /// Finds out how many positions from the cursor on hold a request. Or returns a position that was passed, if its client has filled it.
+    /// Finds out how many positions from the cursor on have a request. Or returns a position that was passed, if its client has filled it.
     #[inline]
     fn look_ahead(&mut self) -> Option<u64> {
         // No further than to the position at which the tail is due.
@@ -386,8 +414,8 @@ impl Core {
         None
     }
 
-    /// How many positions from the cursor on hold a request, up to `most`.
-    #[inline(always)]
+    /// How many positions from the cursor on have a request, up to `most`.
+    #[inline]
     fn count_committed(&self, most: u64) -> u64 {
         let (requests, cursor) = (self.ring.requests().view(), self.cursor);
         let mut count = 0;
@@ -403,7 +431,7 @@ impl Core {
     }
 
     /// Position and client of the next request: of a client that was passed and has continued, or at the cursor.
-    #[inline(always)]
+    #[inline]
     fn next_request(&self) -> Option<(u64, ClientKey)> {
         if !self.stalled.is_empty()
             && let Some(request) = self.late_request()
@@ -418,7 +446,7 @@ impl Core {
         self.stalled.iter().find_map(|position| Some((position, self.committed_at(position)?)))
     }
 
-    #[inline(always)]
+    #[inline]
     fn has_request(&self) -> bool {
         self.next_request().is_some()
     }
@@ -428,7 +456,7 @@ impl Core {
         !self.stalled.is_empty() || self.ring.header.head.load(Relaxed) != self.cursor
     }
 
-    #[inline(always)]
+    #[inline]
     fn committed_at(&self, position: u64) -> Option<ClientKey> {
         // Acquire, partner: the Release store in `RingTransport::publish`. The request becomes visible with it.
         committed_by(self.ring.request(position).word().load(Acquire), position)
@@ -481,7 +509,7 @@ impl Core {
             // Prefetch the cache line of the response while the request is being served.
             prefetch::for_write(account.reply_target.responses.masked(response.slot()).word());
             let account = NonNull::from(account);
-            // Copied last: so the compiler knows that the program reads what was just copied.
+            // Copied last: nothing comes between the copy and the handler, so the message need not be loaded again.
             if Req::receive(inbox, len, |buffer| slot.read(buffer)) {
                 counters.requests += 1;
                 return Some((account, response, len));
@@ -505,7 +533,7 @@ impl Core {
 
     /// Whether the clients are to be told which positions are free when the next request was taken. `ready` ends there at the
     /// latest, so this need not be asked for each request.
-    #[inline(always)]
+    #[inline]
     fn is_tail_due_after_next(&self) -> bool {
         self.cursor.wrapping_sub(self.published_tail) >= self.batch - 1
     }
@@ -534,20 +562,20 @@ impl Core {
         taken
     }
 
-    #[inline(always)]
+    #[inline]
     fn reply<Resp: Message + ?Sized>(
         &mut self,
         ticket: Ticket,
         response: &[u8],
     ) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
-            return Err(ReplyError::WrongServer(ticket));
+            return Err(ReplyError { cause: NotReplied::WrongServer, ticket: Some(ticket) });
         }
         let layout = &self.ring.layout;
         let ticket = check_len::<Resp>(response.len(), layout, ticket)?;
         let client = ticket.client;
         let Some(account) = self.accounts.get_mut(client.index() as usize) else {
-            return Err(ReplyError::ClientGone);
+            return Err(ReplyError::CLIENT_GONE);
         };
         if account.key == client && account.unanswered != DISCONNECTED {
             account.unanswered = account.unanswered.saturating_sub(1);
@@ -666,7 +694,8 @@ impl Drop for Core {
     }
 }
 
-/// To be awaited after [`recv`](Server::recv) has returned None: that also tells the clients which positions are free.
+/// To be awaited after [`serve`](Server::serve), or after [`recv`](Server::recv) has returned None: these tell the clients which positions
+/// are free.
 impl<Req: Message + ?Sized, Resp: Message + ?Sized> wait::any::sealed::Waitable for Server<Req, Resp> {
     fn parker(&self) -> Option<&wait::Parker> {
         Some(&self.core.ring.header.parker)

@@ -43,7 +43,7 @@ fn serve(server: &mut TestServer) -> usize {
     while let Some(request) = server.recv() {
         let response = !*request.message();
         match request.reply(&response) {
-            Ok(()) | Err(ReplyError::ClientGone) => served += 1,
+            Ok(()) | Err(ReplyError { cause: NotReplied::ClientGone, .. }) => served += 1,
             Err(error) => panic!("{error}"),
         }
     }
@@ -168,11 +168,11 @@ proptest! {
                             caller.calls.insert(next, request);
                             unread += 1;
                         }
-                        Err(CallError::Full(token)) => {
+                        Err(CallError { cause: NotCalled::Full, token }) => {
                             prop_assert_eq!(token, next);
                             prop_assert_eq!(caller.calls.len(), queue_depth);
                         }
-                        Err(CallError::RingFull(token)) => {
+                        Err(CallError { cause: NotCalled::RingFull, token }) => {
                             prop_assert_eq!(token, next);
                             prop_assert!(caller.calls.len() < queue_depth);
                             // The server has published all free positions but those of one batch.
@@ -199,7 +199,7 @@ proptest! {
                     let is_gone = gone.contains(&(request & !0xFFFF_FFFF));
                     match server.reply(ticket, &!request) {
                         Ok(()) => prop_assert!(!is_gone),
-                        Err(ReplyError::ClientGone) => prop_assert!(is_gone),
+                        Err(ReplyError { cause: NotReplied::ClientGone, .. }) => prop_assert!(is_gone),
                         Err(error) => panic!("{error}"),
                     }
                 }
@@ -213,7 +213,7 @@ proptest! {
         for (ticket, request) in tickets {
             match server.reply(ticket, &!request) {
                 Ok(()) => {}
-                Err(ReplyError::ClientGone) => prop_assert!(gone.contains(&(request & !0xFFFF_FFFF))),
+                Err(ReplyError { cause: NotReplied::ClientGone, .. }) => prop_assert!(gone.contains(&(request & !0xFFFF_FFFF))),
                 Err(error) => panic!("{error}"),
             }
         }
@@ -310,7 +310,7 @@ fn requests_of_a_dead_client_are_dropped_after_its_index_is_reused() {
         first.call(&2, 0).unwrap();
         disconnect(&server, first);
         let mut second = TestClient::connect(&name).unwrap();
-        assert!(matches!(server.reply(ticket, &7), Err(ReplyError::ClientGone)));
+        assert!(matches!(server.reply(ticket, &7), Err(ReplyError { cause: NotReplied::ClientGone, .. })));
         second.call(&3, 3).unwrap();
         // The second request of the first client may still be handed out, but the reply fails.
         serve(&mut server);
@@ -530,7 +530,7 @@ fn server_survives_random_writes_to_the_segment() {
                 served += 1;
                 let bytes = request.message().to_vec();
                 match request.reply(&bytes) {
-                    Ok(()) | Err(ReplyError::ClientGone) => {}
+                    Ok(()) | Err(ReplyError { cause: NotReplied::ClientGone, .. }) => {}
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -614,5 +614,5 @@ fn forged_list_of_stalled_slots_does_not_hold_up_a_call() {
         unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) }.store(value, Relaxed);
     }
     let called = client.call(&1, 1);
-    assert!(matches!(called, Err(CallError::RingFull(1))), "{called:?}");
+    assert!(matches!(called, Err(CallError { cause: NotCalled::RingFull, token: 1 })), "{called:?}");
 }

@@ -2,29 +2,30 @@
 
 use core::fmt;
 
-use super::{MAX_CAPACITY, MAX_NODES, Ticket};
+use super::Ticket;
 
 /// Why a network could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConfigError {
-    /// The number of nodes is outside of its limits.
-    #[error("{0} nodes: a network has 1 to {MAX_NODES} nodes")]
-    Nodes(usize),
-    /// The capacity is outside of its limits.
-    #[error("capacity = {0}: it must be between 1 and {MAX_CAPACITY}")]
-    Capacity(usize),
-    /// `max_in_flight` is zero.
-    #[error("max_in_flight = 0: it must be at least 1")]
-    MaxInFlight,
+pub enum CreateError {
+    /// The number of nodes, or a field of the configuration, is outside its limits.
+    #[error("{what} is {value}, but must be between 1 and {limit}")]
+    Limit {
+        /// The name of the field; "nodes" for the number of nodes.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// Its largest allowed value.
+        limit: usize,
+    },
     /// All slots together would take more than [`MAX_BYTES`](super::MAX_BYTES).
-    #[error("{nodes} nodes with a capacity of {capacity} need more than {} MiB: lower one of them, or box large messages",
+    #[error("{nodes} nodes with a queue_depth of {queue_depth} need more than {} MiB: lower one of them, or box large messages",
         super::MAX_BYTES >> 20)]
     TooLarge {
         /// The number of nodes.
         nodes: usize,
-        /// The capacity.
-        capacity: usize,
+        /// The queue depth.
+        queue_depth: usize,
     },
     /// The system refuses what parking needs. [`WaitStrategy::Spin`](crate::WaitStrategy::Spin) works without.
     #[error(
@@ -33,42 +34,51 @@ pub enum ConfigError {
     Parking(#[source] std::io::Error),
 }
 
-/// Why a call was not made. The request and the token are handed back.
+impl CreateError {
+    /// Checks that a number is between 1 and its limit.
+    pub(super) fn check(what: &'static str, value: usize, limit: usize) -> Result<(), CreateError> {
+        if (1..=limit).contains(&value) { Ok(()) } else { Err(CreateError::Limit { what, value, limit }) }
+    }
+}
+
+/// A call was not made. Nothing has changed, and the request and the token are returned.
 #[derive(thiserror::Error)]
+#[error("{cause}")]
+pub struct CallError<Req, Token> {
+    /// Why the call was not made.
+    pub cause: NotCalled,
+    /// The request.
+    pub request: Req,
+    /// The token.
+    pub token: Token,
+}
+
+/// Prints no request and no token: they need not be `Debug`.
+impl<Req, Token> fmt::Debug for CallError<Req, Token> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallError").field("cause", &self.cause).finish_non_exhaustive()
+    }
+}
+
+/// Why a call was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum CallError<Req, Token> {
-    /// `capacity` calls of this node to the target are in flight, or have responses that were not polled. Poll, or call other
+pub enum NotCalled {
+    /// `queue_depth` calls of this node to the target are in flight, or have responses that were not polled. Poll, or call other
     /// nodes.
-    #[error(
-        "as many calls to node {target} are in flight as its capacity allows: poll, or call another node"
-    )]
+    #[error("as many calls to node {target} are in flight as queue_depth allows: poll, or call another node")]
     Full {
         /// The target of the call.
         target: usize,
-        /// The request.
-        request: Req,
-        /// The token.
-        token: Token,
     },
     /// `max_in_flight` calls of this node are in flight, to all targets together. Poll.
-    #[error("max_in_flight calls of this node are in flight: poll before calling node {target}")]
-    TooManyInFlight {
-        /// The target of the call.
-        target: usize,
-        /// The request.
-        request: Req,
-        /// The token.
-        token: Token,
-    },
+    #[error("max_in_flight calls of this node are in flight: poll, then try again")]
+    TooManyInFlight,
     /// The target was dropped, and will never reply.
     #[error("node {target} is gone: it was dropped, or its thread panicked")]
-    Gone {
+    NodeGone {
         /// The target of the call.
         target: usize,
-        /// The request.
-        request: Req,
-        /// The token.
-        token: Token,
     },
     /// There is no such node.
     #[error("there is no node {target} in this network of {nodes}")]
@@ -77,76 +87,46 @@ pub enum CallError<Req, Token> {
         target: usize,
         /// The number of nodes in the network.
         nodes: usize,
-        /// The request.
-        request: Req,
-        /// The token.
-        token: Token,
     },
 }
 
-impl<Req, Token> CallError<Req, Token> {
-    /// Returns the request and the token.
-    pub fn into_parts(self) -> (Req, Token) {
-        match self {
-            CallError::Full { request, token, .. }
-            | CallError::TooManyInFlight { request, token, .. }
-            | CallError::Gone { request, token, .. }
-            | CallError::NoSuchNode { request, token, .. } => (request, token),
-        }
-    }
-
+impl NotCalled {
     /// Whether the same call can succeed after a poll.
     pub fn is_back_pressure(&self) -> bool {
-        matches!(self, CallError::Full { .. } | CallError::TooManyInFlight { .. })
+        matches!(self, NotCalled::Full { .. } | NotCalled::TooManyInFlight)
     }
 }
 
-/// Prints no request and no token: they need not be `Debug`.
-impl<Req, Token> fmt::Debug for CallError<Req, Token> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, target) = match self {
-            CallError::Full { target, .. } => ("Full", target),
-            CallError::TooManyInFlight { target, .. } => ("TooManyInFlight", target),
-            CallError::Gone { target, .. } => ("Gone", target),
-            CallError::NoSuchNode { target, .. } => ("NoSuchNode", target),
-        };
-        f.debug_struct(name).field("target", target).finish_non_exhaustive()
-    }
-}
-
-/// Why a reply was not sent. The response is handed back.
+/// A reply was not sent. The response is returned.
 #[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum ReplyError<Resp> {
-    /// The caller was dropped; nobody waits for the response.
-    #[error("node {target}, which made the call, is gone: it was dropped, or its thread panicked")]
-    Gone {
-        /// The node that called.
-        target: usize,
-        /// The response.
-        response: Resp,
-    },
-    /// Another node received the request of this ticket, perhaps in another network. The ticket is valid there.
-    #[error("the ticket is of a request that another node received: reply at that node")]
-    WrongNode {
-        /// The ticket.
-        ticket: Ticket,
-        /// The response.
-        response: Resp,
-    },
+#[error("{cause}")]
+pub struct ReplyError<Resp> {
+    /// Why the reply was not sent.
+    pub cause: NotReplied,
+    /// The response.
+    pub response: Resp,
+    /// The ticket, if it can be used again.
+    pub ticket: Option<Ticket>,
 }
 
+/// Prints no response: it need not be `Debug`.
 impl<Resp> fmt::Debug for ReplyError<Resp> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReplyError::Gone { target, .. } => {
-                f.debug_struct("Gone").field("target", target).finish_non_exhaustive()
-            }
-            ReplyError::WrongNode { ticket, .. } => {
-                f.debug_struct("WrongNode").field("ticket", ticket).finish_non_exhaustive()
-            }
-        }
+        let ReplyError { cause, ticket, .. } = self;
+        f.debug_struct("ReplyError").field("cause", cause).field("ticket", ticket).finish_non_exhaustive()
     }
+}
+
+/// Why a reply was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotReplied {
+    /// The node that sent the request was dropped; nobody waits for the response.
+    #[error("the node that sent the request is gone: it was dropped, or its thread panicked")]
+    ClientGone,
+    /// Another node received the request of this ticket, perhaps in another network. The ticket is valid there.
+    #[error("the ticket is of a request that another node received: reply there")]
+    WrongNode,
 }
 
 /// A call that will never get a response, because its target is gone.

@@ -1,19 +1,21 @@
 //! RPC between the threads of one process: every thread can call every other.
 //!
-//! [`network`] creates N nodes at once; each thread gets a [`Node`]. A node calls other nodes ([`Node::call`]) and polls for
-//! their responses ([`Node::poll`]). It receives the requests of others ([`Node::try_recv`]) and replies in any order
-//! ([`Node::reply`]). Messages are of any type that is `Send`; they are moved, never copied or serialised.
+//! [`network`] creates N nodes at once; each thread gets a [`Node`], which is a client and a server of every other. A node calls others
+//! ([`Node::call`]) and polls for their responses ([`Node::poll`]). It serves the requests of others ([`Node::serve`], or one by one
+//! [`Node::recv`]), and replies at once ([`Request::reply`]) or later, in any order ([`Node::reply`]). Messages are of any type that is
+//! `Send`; they are moved, never copied or serialised.
 //!
 //! ```
-//! use crosstie::flux::{Config, network};
+//! use crosstie::flux::{Config, NotCalled, network};
 //!
 //! let mut nodes = network::<u64, u64, &str>(2, &Config::default())?;
 //! let (mut callee, mut caller) = (nodes.pop().unwrap(), nodes.pop().unwrap());
 //! let server = std::thread::spawn(move || {
 //!     callee.wait(None);
-//!     let (from, number, ticket) = callee.try_recv().unwrap();
-//!     assert_eq!(from, 0);
-//!     callee.reply(ticket, number * number).unwrap();
+//!     callee.serve(|request| {
+//!         assert_eq!(request.client(), 0);
+//!         request.reply_with(|number| number * number).expect("the caller waits");
+//!     });
 //! });
 //! caller.call(1, 12, "twelve squared")?;
 //! let mut responses = Vec::new();
@@ -24,7 +26,8 @@
 //! server.join().unwrap();
 //! // A call to a node that was dropped hands the request and the token back.
 //! caller.wait(None);
-//! assert_eq!(caller.call(1, 13, "").unwrap_err().into_parts(), (13, ""));
+//! let refused = caller.call(1, 13, "").unwrap_err();
+//! assert_eq!((refused.cause, refused.request, refused.token), (NotCalled::NodeGone { target: 1 }, 13, ""));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -37,7 +40,7 @@
 //!          +--------------+--------------+--------------+          +--------+------------------------+
 //! caller 0 | lane to self | lane 0 -> 1  | lane 0 -> 2  |          |  word  |  request or response   |
 //!          +--------------+--------------+--------------+          +--------+------------------------+
-//! caller 1 | lane 1 -> 0  |   [][][][] ------ capacity + 1 slots    which side owns the slot, for which
+//! caller 1 | lane 1 -> 0  |   [][][][] --- queue_depth + 1 slots    which side owns the slot, for which
 //!          +--------------+--------------+--------------+           call, and the slot of the next request
 //! caller 2 | lane 2 -> 0  | lane 2 -> 1  | lane to self |
 //!          +--------------+--------------+--------------+
@@ -52,15 +55,16 @@
 //! **Promises.**
 //! - Every accepted call ends exactly once: its response is polled or, if the target was dropped before it replied, the call
 //!   is [lost](Node::take_lost). A lost call includes the request, if the target never received it. (If a target drops a
-//!   [`Ticket`] and lives on, that call stays in flight as long as the target lives.)
+//!   [`Request`] or its [`Ticket`] and lives on, that call stays in flight as long as the target lives.)
 //! - Requests and responses that nobody took are dropped once, when the last node that could take them is gone.
 //! - No call, poll, receive or reply allocates, locks, or makes a system call, except to wake a parked node.
-//! - A node that is dropped, also by a panic of its thread, wakes all waiting nodes, and later calls to it fail with `Gone`.
-//!   Requests that it had sent before are still delivered; replies to them fail with `Gone`.
+//! - A node that is dropped, also by a panic of its thread, wakes all waiting nodes, and later calls to it fail with
+//!   [`NodeGone`](NotCalled::NodeGone). Requests that it had sent before are still delivered; replies to them fail with
+//!   [`ClientGone`](NotReplied::ClientGone).
 //!
-//! **Limits.** [`Config::capacity`] limits the calls of one caller to one callee to the slots of their lane, so a callee
+//! **Limits.** [`Config::queue_depth`] limits the calls of one caller to one callee to the slots of their lane, so a callee
 //! always has room for a reply. [`Config::max_in_flight`] limits the calls of one node to all targets together. A call
-//! counts until its response is polled. Beyond the limits a call is refused, and its request is handed back.
+//! counts until its response is polled. Beyond the limits a call is refused, and its request and token are handed back.
 //!
 //! **A node may call itself.** A daemon that owns one shard of many then uses the same loop for every key, its own
 //! included.
@@ -73,8 +77,8 @@ mod tests;
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-pub use error::{CallError, ConfigError, Lost, ReplyError};
-pub use lane::Ticket;
+pub use error::{CallError, CreateError, Lost, NotCalled, NotReplied, ReplyError};
+pub use lane::{Request, Ticket};
 pub use node::Node;
 
 use crate::ring::fence;
@@ -82,16 +86,16 @@ use crate::wait::WaitStrategy;
 
 /// Most nodes of a network.
 pub const MAX_NODES: usize = 1024;
-/// Largest [`Config::capacity`].
-pub const MAX_CAPACITY: usize = crosstie_protocol::lane::MAX_SLOTS - 1;
+/// Largest [`Config::queue_depth`].
+pub const MAX_QUEUE_DEPTH: usize = crosstie_protocol::lane::MAX_SLOTS - 1;
 /// Most memory for all slots of a network.
 pub const MAX_BYTES: usize = 1 << 30;
 
 /// Configuration of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Most calls of one node to one other in flight: 1 to [`MAX_CAPACITY`].
-    pub capacity: usize,
+    /// Most calls of one node to one other in flight: 1 to [`MAX_QUEUE_DEPTH`].
+    pub queue_depth: usize,
     /// Most calls of one node to all others together in flight, at least 1.
     pub max_in_flight: usize,
     /// How [`Node::wait`] waits.
@@ -100,15 +104,15 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Config { capacity: 64, max_in_flight: 1024, wait_strategy: WaitStrategy::default() }
+        Config { queue_depth: 64, max_in_flight: 1024, wait_strategy: WaitStrategy::default() }
     }
 }
 
 impl Config {
     /// Bytes of memory of a network with this many nodes.
     pub fn bytes<Req, Resp, Token>(&self, nodes: usize) -> u64 {
-        let lane =
-            lane::lane_bytes::<Req, Resp>(self.capacity) + lane::call_table_bytes::<Token>(self.capacity);
+        let lane = lane::lane_bytes::<Req, Resp>(self.queue_depth)
+            + lane::call_table_bytes::<Token>(self.queue_depth);
         lane.saturating_mul(nodes).saturating_mul(nodes) as u64
     }
 }
@@ -120,30 +124,24 @@ impl Config {
 pub fn network<Req: Send, Resp: Send, Token>(
     nodes: usize,
     config: &Config,
-) -> Result<Vec<Node<Req, Resp, Token>>, ConfigError> {
+) -> Result<Vec<Node<Req, Resp, Token>>, CreateError> {
     static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
-    let &Config { capacity, max_in_flight, wait_strategy } = config;
-    if !(1..=MAX_NODES).contains(&nodes) {
-        return Err(ConfigError::Nodes(nodes));
-    }
-    if !(1..=MAX_CAPACITY).contains(&capacity) {
-        return Err(ConfigError::Capacity(capacity));
-    }
-    if max_in_flight == 0 {
-        return Err(ConfigError::MaxInFlight);
-    }
+    let &Config { queue_depth, max_in_flight, wait_strategy } = config;
+    CreateError::check("nodes", nodes, MAX_NODES)?;
+    CreateError::check("queue_depth", queue_depth, MAX_QUEUE_DEPTH)?;
+    CreateError::check("max_in_flight", max_in_flight, usize::MAX)?;
     let lanes = nodes * nodes;
-    if lane::lane_bytes::<Req, Resp>(capacity).saturating_mul(lanes) > MAX_BYTES {
-        return Err(ConfigError::TooLarge { nodes, capacity });
+    if lane::lane_bytes::<Req, Resp>(queue_depth).saturating_mul(lanes) > MAX_BYTES {
+        return Err(CreateError::TooLarge { nodes, queue_depth });
     }
     // A node that spins may also be one of several sources that a thread waits for, and parks at.
     let can_park = match fence::register() {
         Ok(()) => true,
         Err(_) if wait_strategy == WaitStrategy::Spin => false,
-        Err(e) => return Err(ConfigError::Parking(e)),
+        Err(e) => return Err(CreateError::Parking(e)),
     };
     // Relaxed: only the value itself matters.
     let first_key = NEXT_KEY.fetch_add(lanes as u64, Relaxed);
     let node = |(id, lanes)| Node::new(id, lanes, max_in_flight, wait_strategy, can_park);
-    Ok(lane::create_lanes(nodes, capacity, first_key).into_iter().enumerate().map(node).collect())
+    Ok(lane::create_lanes(nodes, queue_depth, first_key).into_iter().enumerate().map(node).collect())
 }

@@ -5,13 +5,16 @@ use core::fmt;
 use core::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use super::error::{CallError, Lost, ReplyError};
-use super::lane::{CallRefusal, IncomingLanes, NodeLanes, OutgoingLane, ReplyRefusal, Ticket};
+use super::error::{CallError, Lost, NotCalled, ReplyError};
+use super::lane::{IncomingLanes, NodeLanes, OutgoingLane, Request, Ticket};
 use crate::wait::{self, WaitStrategy};
 
 /// Checks of the expected responses before [`Node::wait`] checks all calls. A check takes the cache line away from the node
 /// that is about to write it.
 const EXPECTED_ONLY_CHECKS: u32 = 64;
+
+/// Most requests that one [`serve`](Node::serve) hands out.
+const MAX_SERVED: usize = 256;
 
 /// One node of a [network](super::network): it calls the other nodes and is called by them.
 ///
@@ -80,31 +83,26 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
 
     /// Sends a request. [`poll`](Self::poll) returns its response with the token.
     ///
-    /// The target may be this node itself: its own [`try_recv`](Self::try_recv) then returns the request.
+    /// The target may be this node itself: its own [`serve`](Self::serve) or [`recv`](Self::recv) then finds the request.
     ///
     /// # Errors
-    /// All errors hand the request and the token back, and change nothing. After `Full` and `TooManyInFlight` the same call
+    /// All errors hand the request and the token back, and change nothing. After [back-pressure](NotCalled::is_back_pressure) the same call
     /// can succeed once responses have been polled.
     #[inline]
     pub fn call(&mut self, target: usize, request: Req, token: Token) -> Result<(), CallError<Req, Token>> {
         let nodes = self.outgoing.len();
         let Some(lane) = self.outgoing.get_mut(target) else {
-            return Err(CallError::NoSuchNode { target, nodes, request, token });
+            return Err(CallError { cause: NotCalled::NoSuchNode { target, nodes }, request, token });
         };
         if self.in_flight >= self.max_in_flight {
-            return Err(CallError::TooManyInFlight { target, request, token });
+            return Err(CallError { cause: NotCalled::TooManyInFlight, request, token });
         }
-        match lane.call(request, token) {
-            Ok(()) => {
-                self.in_flight += 1;
-                if lane.in_flight() == 1 {
-                    self.busy[target / 64] |= 1 << (target % 64);
-                }
-                Ok(())
-            }
-            Err((CallRefusal::Full, request, token)) => Err(CallError::Full { target, request, token }),
-            Err((CallRefusal::Gone, request, token)) => Err(CallError::Gone { target, request, token }),
+        lane.call(request, token)?;
+        self.in_flight += 1;
+        if lane.in_flight() == 1 {
+            self.busy[target / 64] |= 1 << (target % 64);
         }
+        Ok(())
     }
 
     /// Passes the responses that have arrived to `each`, with the tokens of their calls. Returns their number.
@@ -152,29 +150,42 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
         before - self.in_flight
     }
 
-    /// Returns the next request, with the number of the node that called, and the ticket for the reply.
+    /// Hands the requests that are there to `handle`. Returns their number. Never waits.
+    ///
+    /// It takes requests as [`recv`](Self::recv) does, and returns when there is none, or after 256 requests; the next call continues.
+    ///
+    /// The handler replies at once, or [defers](Request::defer) the request and replies with [`reply`](Self::reply) after this call. A
+    /// request that is dropped, as by a panic of the handler, gets no response; the others wait for the next call.
+    ///
+    /// A program that needs the node between two requests, for example to call, or wants to stop earlier, calls [`recv`](Self::recv).
+    #[inline]
+    pub fn serve(&mut self, mut handle: impl FnMut(Request<'_, Req, Resp>)) -> usize {
+        let mut count = 0;
+        while count < MAX_SERVED
+            && let Some(request) = self.recv()
+        {
+            handle(request);
+            count += 1;
+        }
+        count
+    }
+
+    /// Returns the next request, or None if no request is waiting.
     ///
     /// Requests of one caller arrive in the order of its calls. After at most 32 requests of one caller in a row the others
     /// are checked.
     #[inline]
-    pub fn try_recv(&mut self) -> Option<(usize, Req, Ticket)> {
+    pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
         self.incoming.receive()
     }
 
-    /// Replies to a request, in any order, now or later. There is always room for a response.
+    /// Replies to a request that was deferred, in any order. There is always room for a response.
     ///
     /// # Errors
-    /// `Gone` if the caller is gone, `WrongNode` if this node did not receive the request.
+    /// `ClientGone` if the caller was dropped, `WrongNode` if this node did not receive the request. The response is handed back.
     #[inline]
     pub fn reply(&mut self, ticket: Ticket, response: Resp) -> Result<(), ReplyError<Resp>> {
-        let target = ticket.from();
-        match self.incoming.reply(ticket, response) {
-            Ok(()) => Ok(()),
-            Err((ReplyRefusal::Gone, response)) => Err(ReplyError::Gone { target, response }),
-            Err((ReplyRefusal::WrongNode(ticket), response)) => {
-                Err(ReplyError::WrongNode { ticket, response })
-            }
-        }
+        self.incoming.reply(ticket, response)
     }
 
     /// Ends the calls whose target was dropped before it replied, and passes them to `each`. Returns their number.
@@ -194,7 +205,7 @@ impl<Req, Resp, Token> Node<Req, Resp, Token> {
         before - self.in_flight
     }
 
-    /// Waits until there is something to [`poll`](Self::poll), to [receive](Self::try_recv) or to
+    /// Waits until there is something to [`poll`](Self::poll), to [serve](Self::serve) or to
     /// [take as lost](Self::take_lost), for at most `timeout`, or without limit if `timeout` is `None`. Returns whether there is.
     ///
     /// The drop of another node also ends the wait, until [`take_lost`](Self::take_lost) is called, even if no call is lost.

@@ -83,7 +83,7 @@ impl Fixture {
         let len = random.next() as usize % 101;
         let request: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
         match self.client.call(&request, request.clone()) {
-            Ok(()) | Err(CallError::Full(_)) => {}
+            Ok(()) | Err(CallError { cause: NotCalled::Full, .. }) => {}
             Err(error) => panic!("{error}"),
         }
         match random.next() % 4 {
@@ -107,7 +107,8 @@ impl Fixture {
         for (ticket, response) in self.deferred.drain(..).rev() {
             let from_correct_client = ticket.client() == self.key;
             let replied = self.server.reply(ticket, &response);
-            let gone = !from_correct_client && matches!(replied, Err(ReplyError::ClientGone));
+            let gone = !from_correct_client
+                && matches!(replied, Err(ReplyError { cause: NotReplied::ClientGone, .. }));
             assert!(replied.is_ok() || gone, "{replied:?}");
         }
         let responses = &mut self.responses;
@@ -129,11 +130,10 @@ impl Fixture {
         }
         while self.client.in_flight() > 0 {
             assert!(start.elapsed() < TIMEOUT, "no response: {:?}", self.client);
-            self.server.poll();
-            while let Some(request) = self.server.recv() {
+            self.server.serve(|request| {
                 let response = expected_response(request.message());
                 request.reply(&response).unwrap();
-            }
+            });
             self.client.poll(|request, response| assert_eq!(response, expected_response(&request))).unwrap();
         }
         let fresh: Vec<_> = (0..2).map(|_| Client::<[u8], [u8]>::connect(&self.name).unwrap()).collect();
@@ -325,11 +325,10 @@ fn requests_that_break_a_rule_end_the_connection() {
         let (start, mut received) = (Instant::now(), 0);
         while fixture.server.counters().violations == 0 {
             assert!(start.elapsed() < TIMEOUT, "{rule}: {:?}", fixture.server);
-            fixture.server.poll();
-            while let Some(request) = fixture.server.recv() {
+            fixture.server.serve(|request| {
                 received += 1;
                 drop(request.defer());
-            }
+            });
         }
         assert_eq!(received, valid_before, "{rule}");
         while hostile.wait(Some(Duration::ZERO)).is_ok() && hostile.call(b"more", ()).is_ok() {
@@ -352,8 +351,8 @@ fn server_that_overwrites_a_lane_causes_an_error_at_worst() {
         for i in 0..random.next() % 60 {
             let called = client.call(&vec![1; random.next() as usize % 101], i);
             let fine = match &called {
-                Ok(()) | Err(CallError::Full(_)) => true,
-                Err(CallError::Disconnected { token, .. }) => *token == i,
+                Ok(()) | Err(CallError { cause: NotCalled::Full, .. }) => true,
+                Err(CallError { cause: NotCalled::Disconnected(_), token }) => *token == i,
                 Err(_) => false,
             };
             assert!(fine, "{called:?}");
@@ -364,10 +363,9 @@ fn server_that_overwrites_a_lane_causes_an_error_at_worst() {
             }
             client.wait(Some(Duration::ZERO)).ok();
             assert!(client.in_flight() <= client.queue_depth());
-            server.poll();
-            while let Some(request) = server.recv() {
+            server.serve(|request| {
                 request.reply(&[1; 3]).unwrap();
-            }
+            });
         }
         let (in_flight, mut back) = (client.in_flight(), 0);
         client.disconnect(|_| back += 1);

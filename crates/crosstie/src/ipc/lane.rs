@@ -211,7 +211,7 @@ impl ServedLane {
     }
 
     /// Takes the next request, see [`Cursor::take`]. Returns its slot, too.
-    #[inline(always)]
+    #[inline]
     pub(super) fn take(&mut self, size: Option<usize>) -> (Slot<'_>, Next) {
         // SAFETY: the cursor is at a slot of this lane.
         let slot = unsafe { self.lane.slot_unchecked(self.cursor.slot()) };
@@ -290,7 +290,7 @@ pub(super) fn parts_len(parts: &[&[u8]]) -> usize {
     parts.iter().map(|part| part.len()).sum()
 }
 
-/// The page that the server and all its clients map. It holds the server's parker.
+/// The page that the server and all its clients map, with the server's parker.
 #[derive(Debug)]
 pub(super) struct ServerPage {
     segment: Arc<Segment>,

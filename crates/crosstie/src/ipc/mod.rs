@@ -10,11 +10,10 @@
 //! let mut server = Server::<u64, u64>::create("doc-ipc", &Config::default())?;
 //! let mut client = Client::<u64, u64, &str>::connect("doc-ipc")?;
 //! client.call(&20, "returned with the response").unwrap();
-//! server.poll();
-//! while let Some(request) = server.recv() {
+//! server.serve(|request| {
 //!     let response = request.message() + 1;
-//!     request.reply(&response)?;
-//! }
+//!     request.reply(&response).ok(); // fails if the client has ended
+//! });
 //! client.poll(|token, response| assert_eq!((token, *response), ("returned with the response", 21)))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -104,7 +103,8 @@ pub use server::{Counters, Request, Server, Ticket};
 
 use crate::WaitStrategy;
 pub use crate::local_rpc::error::{
-    CallError, ConnectError, CreateError, Disconnected, MessageSize, ReplyError,
+    CallError, ConnectError, CreateError, Disconnected, ExchangeError, MessageSize, NotCalled, NotReplied,
+    ReplyError,
 };
 
 /// Configuration of a server.

@@ -1,7 +1,7 @@
 //! The server: it polls the lanes of all clients, hands out requests, and replies.
 //!
-//! The caller sees `poll`, then `recv` until it returns None. `poll` finds the clients that have a request; `recv` takes
-//! their requests, client by client, up to `queue_depth` requests of one client in a row.
+//! `poll` finds the clients that have a request; `recv` takes their requests, client by client, up to `queue_depth` requests of one
+//! client in a row. `serve` is one `poll`, and `recv` until it returns None.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -15,7 +15,7 @@ use crosstie_protocol::lane::CallNumber;
 
 use super::admission::ClientRegistry;
 use super::lane::{LaneLayout, MAGIC, ServedLane, ServerPage, Slot, VERSION, parts_len};
-use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, ReplyError};
+use super::{Config, CreateError, KIND, MAX_CLIENTS, MAX_QUEUE_DEPTH, NotReplied, ReplyError};
 use crate::local::listener::{ClientId, Listener};
 use crate::local_rpc::hello::{self, Hello};
 use crate::memory::prefetch;
@@ -190,7 +190,7 @@ impl<'s, Req: Message + ?Sized, Resp: Message + ?Sized> Request<'s, Req, Resp> {
     #[cold]
     fn too_long(self, len: usize) -> ReplyError<Ticket> {
         let limit = self.response_limit;
-        ReplyError::TooLong { ticket: self.defer(), len, limit }
+        ReplyError::too_long(self.defer(), len, limit)
     }
 
     /// Turns the request into a ticket, so that other requests can be received before the reply.
@@ -266,6 +266,27 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
         })
     }
 
+    /// Checks the lanes of all clients once, and hands the requests that are there to `handle`. Returns their number. Never waits.
+    ///
+    /// It takes up to [`queue_depth`](Config::queue_depth) requests of each client that has any, in the order of its calls, and then
+    /// returns, however fast the clients send more.
+    ///
+    /// The handler replies at once, or [defers](Request::defer) the request and replies with [`reply`](Server::reply) after this call. A
+    /// request that is dropped, as by a panic of the handler, gets no response; the others wait for the next call.
+    ///
+    /// A program that needs the server between two requests, or wants to stop earlier, calls [`poll`](Server::poll) and
+    /// [`recv`](Server::recv), which do the same in two steps.
+    #[inline]
+    pub fn serve(&mut self, mut handle: impl FnMut(Request<'_, Req, Resp>)) -> usize {
+        self.poll();
+        let mut count = 0;
+        while let Some(request) = self.recv() {
+            handle(request);
+            count += 1;
+        }
+        count
+    }
+
     /// Checks the lanes of all clients, and returns how many clients have a request. [`recv`](Server::recv) then hands out
     /// their requests.
     #[inline]
@@ -282,7 +303,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 
     /// Finds no more requests while [`recv`](Server::recv) has some to hand out that an earlier
     /// [`poll_with_prefetch`](Server::poll_with_prefetch) took: the requests of a client keep their order.
-    #[inline(always)]
+    #[inline]
     fn poll_clients(&mut self, should_check: impl FnMut(&ConnectedClient, u32) -> bool) -> usize {
         match self.taken_count - self.next_taken {
             0 => self.core.poll(should_check),
@@ -347,7 +368,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 
     /// Returns the next request of the clients that [`poll`](Server::poll) found; this includes requests that these clients
     /// have written since. None when it is time to poll again.
-    // Inlined: of a request that is answered in place, most of what this returns is never stored.
+    // Inlined into the loop of the program: a request that is answered in place is then not stored in between.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<Request<'_, Req, Resp>> {
         loop {
@@ -370,7 +391,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
                     if core.left_in_turn == 0 {
                         core.serving = NOBODY;
                     }
-                    // Copied last: so the compiler knows that the program reads what was just copied.
+                    // Copied last: nothing comes between the copy and the handler, so the message need not be loaded again.
                     if Req::receive(&mut self.inbox, len, |buffer| slot.read(buffer)) {
                         return Some(Request {
                             message: Req::received(&self.inbox, len)?,
@@ -395,7 +416,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 
     /// The next request that [`poll_with_prefetch`](Server::poll_with_prefetch) took. That poll leaves no client to be served.
-    #[inline(always)]
+    #[inline]
     fn recv_taken(&mut self) -> Option<Request<'_, Req, Resp>> {
         let next = self.next_taken()?;
         let TakenRequest { index, client, slot, call, .. } = self.taken[next];
@@ -413,7 +434,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 
     /// The next request that `poll_with_prefetch` took, of a client that has not been disconnected meanwhile.
-    #[inline(always)]
+    #[inline]
     fn next_taken(&mut self) -> Option<usize> {
         while self.next_taken < self.taken_count {
             let next = self.next_taken;
@@ -433,7 +454,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 
     /// Waits until there is a request, or a client connects or disconnects, for at most `timeout`. Returns whether one of
-    /// these happened; then [poll](Server::poll).
+    /// these happened; then [serve](Server::serve), or [poll](Server::poll).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let core = &self.core;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -455,7 +476,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 struct Violation;
 
 /// Whether a response of `len` bytes is allowed.
-#[inline(always)]
+#[inline]
 fn check_len<Resp: Message + ?Sized>(
     len: usize,
     limit: usize,
@@ -463,13 +484,13 @@ fn check_len<Resp: Message + ?Sized>(
 ) -> Result<Ticket, ReplyError<Ticket>> {
     // Messages of fixed size replace the limit.
     if Resp::SIZE.is_none() && len > limit {
-        return Err(ReplyError::TooLong { ticket, len, limit });
+        return Err(ReplyError::too_long(ticket, len, limit));
     }
     Ok(ticket)
 }
 
 /// Makes the response visible that was written into the slot.
-#[inline(always)]
+#[inline]
 fn publish_response(slot: Slot<'_>, call: CallNumber, len: usize) {
     lane::publish_response(slot.word(), call, len);
     slot.demote();
@@ -477,7 +498,7 @@ fn publish_response(slot: Slot<'_>, call: CallNumber, len: usize) {
 }
 
 /// Takes room for one more request. False if there was none: then the client broke the protocol, and its room does not matter any more.
-#[inline(always)]
+#[inline]
 fn take_room(room: &mut i32) -> bool {
     *room -= 1;
     *room >= 0
@@ -491,7 +512,7 @@ impl ConnectedClient {
 
     /// Takes the next request out of the lane. Returns its slot, call number and length. Trusts nothing that the client
     /// wrote.
-    #[inline(always)]
+    #[inline]
     fn take<Req: Message + ?Sized>(
         &mut self,
         inbox: &mut Req::Inbox,
@@ -577,12 +598,12 @@ impl Core {
         response: &[u8],
     ) -> Result<(), ReplyError<Ticket>> {
         if ticket.nonce != self.nonce {
-            return Err(ReplyError::WrongServer(ticket));
+            return Err(ReplyError { cause: NotReplied::WrongServer, ticket: Some(ticket) });
         }
         let ClientEntry { key, client } = &mut self.clients[ticket.client.index() as usize];
         let ConnectedClient { lane, room, .. } = match client {
             Some(client) if *key == ticket.client => client,
-            _ => return Err(ReplyError::ClientGone),
+            _ => return Err(ReplyError::CLIENT_GONE),
         };
         let ticket = check_len::<Resp>(response.len(), self.response_limit, ticket)?;
         let slot = lane.slot(ticket.slot as usize);

@@ -41,7 +41,7 @@ pub(crate) const MAX_HELLO: usize = 4096;
 pub(crate) const MAX_REPLY: usize = 4096;
 /// Most clients of one listener that have sent a hello and are not removed yet.
 pub(crate) const MAX_CLIENTS: usize = 4096;
-/// How long [`Listener::open`] waits for a name that a dead server's descriptors still hold.
+/// How long [`Listener::open`] waits for a name that a dead server's descriptors still use.
 const STALE_NAME_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval at which postponed work is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -83,8 +83,8 @@ pub(crate) enum Admission {
 pub(crate) enum ListenError {
     #[error("the name {name:?} is taken by a live process: end that process, or choose another name")]
     NameTaken { name: String },
-    #[error("the name {name:?} is still held by a forked child of a dead server: end that child process")]
-    NameHeldByChild { name: String },
+    #[error("the name {name:?} is still used by a forked child of a dead server: end that child process")]
+    NameUsedByChild { name: String },
     #[error("opening {name:?}: {source}")]
     Os { name: String, source: io::Error },
 }
@@ -112,14 +112,14 @@ impl Listener {
                 Err(_) => {}
             }
             match probed {
-                // A child process holds its parent's descriptors between fork and exec. This ends soon.
+                // A child process has its parent's descriptors between fork and exec. This ends soon.
                 Some(when) if Instant::now() < when + STALE_NAME_TIMEOUT => {
                     std::thread::sleep(RETRY_INTERVAL)
                 }
                 // Each probe occupies an entry in the accept queue of a listener that nobody serves, so probe at most
                 // twice.
                 _ if is_served(&address) => return Err(taken()),
-                Some(_) => return Err(ListenError::NameHeldByChild { name: name.to_string() }),
+                Some(_) => return Err(ListenError::NameUsedByChild { name: name.to_string() }),
                 None => probed = Some(Instant::now()),
             }
         };
@@ -202,7 +202,7 @@ struct Inner {
     /// The watcher's id of the listening socket.
     id: u64,
     dropped: AtomicBool,
-    /// Held while a method of `handler` runs.
+    /// Locked while a method of `handler` runs.
     calling: Mutex<()>,
     /// Never locked while a method of `handler` runs.
     state: Mutex<State>,

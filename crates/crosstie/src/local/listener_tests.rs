@@ -597,7 +597,7 @@ fn killed_server_is_noticed_and_its_name_is_free() {
             drop(Listener::open(KIND, &name, Recorder::accepting_all()).unwrap());
         } else {
             let kept = Listener::open(KIND, &name, Recorder::accepting_all());
-            assert!(matches!(kept, Err(ListenError::NameHeldByChild { .. })), "{kept:?}");
+            assert!(matches!(kept, Err(ListenError::NameUsedByChild { .. })), "{kept:?}");
             assert!(kill_process(holder), "the child that keeps the descriptors was still running");
             eventually("the name is free", || Listener::open(KIND, &name, Recorder::accepting_all()).is_ok());
         }
@@ -607,14 +607,14 @@ fn killed_server_is_noticed_and_its_name_is_free() {
 /// A listener that is out of descriptors while a client is in its accept queue.
 fn run_out_of_descriptors(name: &Name) {
     let listener = Listener::open(KIND, name, Recorder::accepting_all()).unwrap();
-    let mut held = Vec::new();
+    let mut connected = Vec::new();
     // SAFETY: plain system calls on a local.
     unsafe {
         let limit = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
     }
     while let Ok(another) = std::io::stdin().as_fd().try_clone_to_owned() {
-        held.push(another);
+        connected.push(another);
     }
     report("out of descriptors");
     eventually("the listener notices that it is out of descriptors", || {
@@ -624,7 +624,7 @@ fn run_out_of_descriptors(name: &Name) {
     std::thread::sleep(Duration::from_millis(300));
     let (passed, used) = (begun.elapsed(), processor_time() - used);
     assert!(used < passed / 2, "busy for {used:?} of {passed:?}");
-    drop(held);
+    drop(connected);
     eventually("the client is admitted", || !lock(&listener.inner.state).connections.is_empty());
     assert!(!lock(&listener.inner.state).out_of_descriptors);
     report("accepting again");

@@ -83,7 +83,7 @@ impl Address {
     }
 }
 
-/// A connected socket. When it is dropped the peer sees the end, also while a forked child holds a descriptor of it. The drop does not
+/// A connected socket. When it is dropped the peer sees the end, also while a forked child has a descriptor of it. The drop does not
 /// block: if messages are left that may carry files, another thread closes it.
 #[derive(Debug)]
 pub(crate) struct Socket {
@@ -139,7 +139,7 @@ fn has_message(socket: &OwnedFd) -> bool {
     }
 }
 
-/// A listening socket. When it is dropped nobody can connect any more, also while a forked child holds a descriptor of it.
+/// A listening socket. When it is dropped nobody can connect any more, also while a forked child has a descriptor of it.
 #[derive(Debug)]
 pub(crate) struct ListeningSocket {
     fd: OwnedFd,
@@ -179,13 +179,13 @@ impl Drop for ListeningSocket {
     fn drop(&mut self) {
         if self.creator.is_this_process() {
             shut_down(&self.fd);
-            // Connections that were not accepted may hold messages with files.
+            // Connections that were not accepted may contain messages with files.
             while !matches!(self.accept_any(), Err(e) if e != rustix::io::Errno::INTR) {}
         }
     }
 }
 
-/// Opens a non-blocking socket that listens at an address. The error is `AddrInUse` while any process holds the address.
+/// Opens a non-blocking socket that listens at an address. The error is `AddrInUse` while any process uses the address.
 pub(crate) fn listen(at: &Address) -> io::Result<ListeningSocket> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -450,7 +450,7 @@ pub(crate) fn receive_with_files(
     }
 }
 
-/// Shuts a connection down for every process that holds a descriptor of it, including forked children.
+/// Shuts a connection down for every process that has a descriptor of it, including forked children.
 pub(crate) fn shut_down(socket: impl AsFd) {
     // This fails only if the peer has shut the connection down already.
     rustix::net::shutdown(socket, rustix::net::Shutdown::Both).ok();

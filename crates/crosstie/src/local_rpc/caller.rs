@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crosstie_protocol::lane::CallNumber;
 
-use super::error::{CallError, ConnectError, Disconnected};
+use super::error::{CallError, ConnectError, Disconnected, ExchangeError, NotCalled};
 use super::hello::{self, Hello};
 use super::transport::{Limits, Transport};
 use crate::local::connection::DEFAULT_TIMEOUT;
@@ -84,8 +84,8 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         Ok(())
     }
 
-    /// Sends a request. Never waits. Without room the token is handed back: with [`Full`](CallError::Full) if this client
-    /// has too many calls in flight and, in [`delegation`](crate::delegation), with [`RingFull`](CallError::RingFull) if the
+    /// Sends a request. Never waits. Without room the token is handed back: the cause is [`Full`](NotCalled::Full) if this client
+    /// has too many calls in flight and, in [`delegation`](crate::delegation), [`RingFull`](NotCalled::RingFull) if the
     /// ring that all clients share is full.
     #[inline]
     pub fn call(&mut self, request: &Req, token: Token) -> Result<(), CallError<Token>> {
@@ -97,7 +97,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
     }
 
     /// Called when a request was published.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn demote_request(&self, started: StartedCall) {
         if let Some(slot) = self.calls.slot_to_demote(started.slot) {
             self.transport.demote_request(slot);
@@ -105,7 +105,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
     }
 
     /// Starts a call with a request of `len` bytes, if that is possible now.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn start_call(
         &mut self,
         len: usize,
@@ -120,24 +120,30 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         } else {
             token
         };
-        let Some(reservation) = self.transport.reserve() else { return Err(CallError::RingFull(token)) };
+        let Some(reservation) = self.transport.reserve() else {
+            return Err(CallError { cause: NotCalled::RingFull, token });
+        };
         Ok((reservation, self.calls.start_with_room(token)))
     }
 
     /// Hands the token back if a call with a request of `len` bytes can start now.
     #[cold]
     fn check_can_call(&mut self, len: usize, token: Token) -> Result<Token, CallError<Token>> {
-        if let Err(cause) = self.check_connected() {
-            return Err(CallError::Disconnected { token, cause });
-        }
         let limit = self.request_limit;
-        if len > limit {
-            return Err(CallError::TooLong { token, len, limit });
-        }
-        if self.calls.is_full() && self.calls.has_blocking() {
-            self.release_answered_blocking();
-        }
-        if self.calls.is_full() { Err(CallError::Full(token)) } else { Ok(token) }
+        let cause = match self.check_connected() {
+            Err(ended) => ended.into(),
+            Ok(()) if len > limit => NotCalled::TooLong { len, limit },
+            Ok(()) => {
+                if self.calls.is_full() && self.calls.has_blocking() {
+                    self.release_answered_blocking();
+                }
+                if !self.calls.is_full() {
+                    return Ok(token);
+                }
+                NotCalled::Full
+            }
+        };
+        Err(CallError { cause, token })
     }
 
     /// Passes the responses that have arrived to `each`, and returns their number. Never waits. An error is returned only
@@ -171,7 +177,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
                 && let Some(token) = expected.finish()
             {
                 let len = Resp::SIZE.unwrap_or(len);
-                // Copied last: so the compiler knows that `each` reads what was just copied.
+                // Copied last: nothing comes between the copy and `each`, so the message need not be loaded again.
                 if !Resp::receive(&mut self.inbox, len, copy) {
                     self.calls.restore(slot, token);
                     self.calls.close();
@@ -225,11 +231,11 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
     /// Sends a request, waits for its response and passes it to `read`. Responses to other calls are left for
     /// [`poll`](Self::poll). If a shared ring is full, this waits for room, but it does not wait for other calls of this
     /// client.
-    pub fn exchange<R>(&mut self, request: &Req, read: impl FnOnce(&Resp) -> R) -> Result<R, CallError<()>> {
+    pub fn exchange<R>(&mut self, request: &Req, read: impl FnOnce(&Resp) -> R) -> Result<R, ExchangeError> {
         self.exchange_within(request, None, read)
     }
 
-    /// As [`exchange`](Self::exchange), for at most `timeout`; then the result is [`TimedOut`](CallError::TimedOut). The
+    /// As [`exchange`](Self::exchange), for at most `timeout`; then the result is [`TimedOut`](ExchangeError::TimedOut). The
     /// server may still execute the request, and its response is discarded. Until the response arrives, the call counts
     /// towards the server's limit of calls in flight, and further exchanges wait for room as they wait for responses.
     pub fn exchange_within<R>(
@@ -237,13 +243,12 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         request: &Req,
         timeout: Option<Duration>,
         read: impl FnOnce(&Resp) -> R,
-    ) -> Result<R, CallError<()>> {
+    ) -> Result<R, ExchangeError> {
         let bytes = request.bytes();
-        let disconnected = |cause| CallError::Disconnected { token: (), cause };
-        self.check_connected().map_err(disconnected)?;
+        self.check_connected()?;
         let limit = self.request_limit;
         if bytes.len() > limit {
-            return Err(CallError::TooLong { token: (), len: bytes.len(), limit });
+            return Err(ExchangeError::TooLong { len: bytes.len(), limit });
         }
         let reservation = if self.calls.is_full() { None } else { self.transport.reserve() };
         let (reservation, left) = match reservation {
@@ -258,33 +263,31 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         });
         let Some((len, copy)) = transport.response(started.slot, started.call, Resp::SIZE) else {
             return Err(match timeout {
-                Some(after) if !self.transport.connection().is_closed() => {
-                    CallError::TimedOut { token: (), after }
-                }
-                _ => disconnected(Disconnected::ServerGone),
+                Some(after) if !self.transport.connection().is_closed() => ExchangeError::TimedOut { after },
+                _ => Disconnected::ServerGone.into(),
             });
         };
         let is_valid = Resp::receive(&mut self.inbox, len, copy);
         self.calls.release_blocking(started.slot);
         match Resp::received(&self.inbox, len) {
             Some(response) if is_valid => Ok(read(response)),
-            _ => Err(disconnected(self.fail(Disconnected::InvalidResponse))),
+            _ => Err(self.fail(Disconnected::InvalidResponse).into()),
         }
     }
 
-    /// Reserves space for a request when there was none at first: exchanges that timed out hold the slots until the server
+    /// Reserves space for a request when there was none at first: exchanges that timed out use the slots until the server
     /// responds, or a shared ring is full. Returns the remaining time, too.
     #[cold]
     fn wait_for_room(
         &mut self,
         timeout: Option<Duration>,
-    ) -> Result<(T::Reservation, Option<Duration>), CallError<()>> {
+    ) -> Result<(T::Reservation, Option<Duration>), ExchangeError> {
         let start = Instant::now();
         let left = || timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
         let after = timeout.unwrap_or(Duration::MAX);
         if self.calls.is_full() {
             if !self.calls.has_blocking() {
-                return Err(CallError::Full(()));
+                return Err(ExchangeError::Full);
             }
             let (calls, transport) = (&self.calls, &self.transport);
             wait::wait_for(transport.parker(), self.wait_strategy, timeout, || {
@@ -295,15 +298,15 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
         }
         loop {
             // Check in every iteration that the server is alive.
-            self.check_connected().map_err(|cause| CallError::Disconnected { token: (), cause })?;
+            self.check_connected()?;
             if self.calls.is_full() {
-                return Err(CallError::TimedOut { token: (), after });
+                return Err(ExchangeError::TimedOut { after });
             }
             if let Some(reservation) = self.transport.reserve() {
                 return Ok((reservation, left()));
             }
             if left().is_some_and(|left| left.is_zero()) {
-                return Err(CallError::TimedOut { token: (), after });
+                return Err(ExchangeError::TimedOut { after });
             }
             std::thread::yield_now();
         }

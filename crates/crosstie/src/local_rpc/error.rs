@@ -1,5 +1,6 @@
 //! Errors of servers and clients, the same for [`ipc`](crate::ipc) and [`delegation`](crate::delegation).
 
+use core::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -127,8 +128,8 @@ pub enum ConnectError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageSize(pub Option<usize>);
 
-impl core::fmt::Display for MessageSize {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Display for MessageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(size) => write!(f, "{size} bytes"),
             None => f.write_str("any length"),
@@ -136,21 +137,63 @@ impl core::fmt::Display for MessageSize {
     }
 }
 
-/// Why a call was not made, or has no response. The token is handed back.
-#[derive(Debug, thiserror::Error)]
+/// A call was not made. Nothing has changed, and the token is returned.
+#[derive(thiserror::Error)]
+#[error("{cause}")]
+pub struct CallError<Token> {
+    /// Why the call was not made.
+    pub cause: NotCalled,
+    /// The token.
+    pub token: Token,
+}
+
+/// Prints no token: it need not be `Debug`.
+impl<Token> fmt::Debug for CallError<Token> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallError").field("cause", &self.cause).finish_non_exhaustive()
+    }
+}
+
+/// Why a call was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum CallError<Token> {
+pub enum NotCalled {
     /// As many calls of this client are in flight as the server allows: poll, then try again.
     #[error("as many calls are in flight as the server allows: poll for responses, then try again")]
-    Full(Token),
+    Full,
     /// The ring that all clients share is full: let the server run, then try again.
     #[error("the request ring that all clients share is full: let the server run, then try again")]
-    RingFull(Token),
+    RingFull,
     /// The request is longer than the server allows.
     #[error("the request has {len} bytes, but the server allows at most {limit}")]
     TooLong {
-        /// The token.
-        token: Token,
+        /// Bytes of the request.
+        len: usize,
+        /// Largest allowed length, in bytes.
+        limit: usize,
+    },
+    /// The connection has ended.
+    #[error(transparent)]
+    Disconnected(#[from] Disconnected),
+}
+
+impl NotCalled {
+    /// Whether the same call can succeed later: the cause is [`Full`](NotCalled::Full) or [`RingFull`](NotCalled::RingFull).
+    pub fn is_back_pressure(&self) -> bool {
+        matches!(self, NotCalled::Full | NotCalled::RingFull)
+    }
+}
+
+/// Why an exchange returned no response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExchangeError {
+    /// As many calls of this client are in flight as the server allows, so no request was sent: poll, then try again.
+    #[error("as many calls are in flight as the server allows: poll for responses, then try again")]
+    Full,
+    /// The request is longer than the server allows. It was not sent.
+    #[error("the request has {len} bytes, but the server allows at most {limit}")]
+    TooLong {
         /// Bytes of the request.
         len: usize,
         /// Largest allowed length, in bytes.
@@ -161,36 +204,12 @@ pub enum CallError<Token> {
         "no response within {after:?}: the server is stopped or overloaded, and may still execute the request"
     )]
     TimedOut {
-        /// The token.
-        token: Token,
         /// The timeout.
         after: Duration,
     },
-    /// The connection has ended.
-    #[error("{cause}")]
-    Disconnected {
-        /// The token.
-        token: Token,
-        /// Why.
-        cause: Disconnected,
-    },
-}
-
-impl<Token> CallError<Token> {
-    /// Returns the token.
-    pub fn into_token(self) -> Token {
-        match self {
-            CallError::Full(token) | CallError::RingFull(token) => token,
-            CallError::TooLong { token, .. }
-            | CallError::TimedOut { token, .. }
-            | CallError::Disconnected { token, .. } => token,
-        }
-    }
-
-    /// Whether the same call can succeed later: the error is [`Full`](CallError::Full) or [`RingFull`](CallError::RingFull).
-    pub fn is_back_pressure(&self) -> bool {
-        matches!(self, CallError::Full(_) | CallError::RingFull(_))
-    }
+    /// The connection has ended, before or after the request was sent.
+    #[error(transparent)]
+    Disconnected(#[from] Disconnected),
 }
 
 /// Why a connection has ended.
@@ -205,24 +224,41 @@ pub enum Disconnected {
     InvalidResponse,
 }
 
-/// Why a reply was not sent.
+/// A reply was not sent.
 #[derive(Debug, thiserror::Error)]
+#[error("{cause}")]
+pub struct ReplyError<Ticket> {
+    /// Why the reply was not sent.
+    pub cause: NotReplied,
+    /// The ticket, if it can be used again.
+    pub ticket: Option<Ticket>,
+}
+
+/// Why a reply was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ReplyError<Ticket> {
+pub enum NotReplied {
     /// The client has ended or was disconnected; nobody waits for the response.
     #[error("the client that sent the request is gone")]
     ClientGone,
-    /// The response is longer than the server's `response_limit`. The ticket can be used again.
+    /// The response is longer than the server's `response_limit`. A shorter one can still be sent.
     #[error("the response has {len} bytes, but the server's response_limit is {limit}")]
     TooLong {
-        /// The ticket, to reply again.
-        ticket: Ticket,
         /// Bytes of the response.
         len: usize,
         /// Largest allowed length, in bytes.
         limit: usize,
     },
-    /// The ticket is from another server.
+    /// The ticket is from another server. It is valid there.
     #[error("the ticket is from another server: reply there")]
-    WrongServer(Ticket),
+    WrongServer,
+}
+
+impl<Ticket> ReplyError<Ticket> {
+    pub(crate) const CLIENT_GONE: ReplyError<Ticket> =
+        ReplyError { cause: NotReplied::ClientGone, ticket: None };
+
+    pub(crate) fn too_long(ticket: Ticket, len: usize, limit: usize) -> ReplyError<Ticket> {
+        ReplyError { cause: NotReplied::TooLong { len, limit }, ticket: Some(ticket) }
+    }
 }

@@ -112,8 +112,8 @@ pub(crate) fn listen(
     let name = Name::new(name).map_err(|_| CreateError::BadName { name: name.to_owned() })?;
     Listener::open(kind, &name, handler).map_err(|error| match error {
         ListenError::NameTaken { name } => CreateError::NameTaken { name },
-        held @ ListenError::NameHeldByChild { .. } => {
-            CreateError::Os(std::io::Error::new(std::io::ErrorKind::AddrInUse, held.to_string()))
+        used @ ListenError::NameUsedByChild { .. } => {
+            CreateError::Os(std::io::Error::new(std::io::ErrorKind::AddrInUse, used.to_string()))
         }
         ListenError::Os { source, .. } => CreateError::Os(source),
     })

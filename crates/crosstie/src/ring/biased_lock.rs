@@ -13,6 +13,9 @@
 //!  use the value                          use the value
 //!  owner_inside = false                   other_inside = false
 //! ```
+//!
+//! A [combining lock](super::combining_lock) cannot replace it, because there a thread that finds the lock taken leaves: one that must have the
+//! value, for example to reset a queue pair, would have to try until it meets a gap between two uses of an owner that polls without a pause.
 
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
@@ -108,7 +111,7 @@ impl<T, O: Orders> BiasedLock<T, O> {
         drop(self.others.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Takes the lock as another thread. Waits for the owner, which holds it only while it reads a few completions.
+    /// Takes the lock as another thread. Waits for the owner, which has it for a short time only.
     pub(crate) fn lock(&self) -> OtherGuard<'_, T, O> {
         let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         self.other_inside.store(true, Relaxed);
@@ -120,7 +123,7 @@ impl<T, O: Orders> BiasedLock<T, O> {
         OtherGuard { lock: self, _others: others, value: PhantomData }
     }
 
-    /// The address of the value. The caller holds the lock; loom checks that nobody else accesses the value.
+    /// The address of the value. The caller has the lock; loom checks that nobody else accesses the value.
     #[inline(always)]
     fn value(&self) -> *mut T {
         self.value.with_mut(|value| value)
@@ -149,7 +152,7 @@ impl<T> BiasedOwner<T> {
     }
 }
 
-/// The lock, held by the owner.
+/// The lock, taken by the owner.
 pub(crate) struct OwnerGuard<'a, T, O: Orders = Real> {
     lock: &'a BiasedLock<T, O>,
     /// Threads may share the guard only if they may share the value.
@@ -181,7 +184,7 @@ impl<T, O: Orders> DerefMut for OwnerGuard<'_, T, O> {
     }
 }
 
-/// The lock, held by another thread than the owner.
+/// The lock, taken by another thread than the owner.
 pub(crate) struct OtherGuard<'a, T, O: Orders = Real> {
     lock: &'a BiasedLock<T, O>,
     _others: MutexGuard<'a, ()>,

@@ -36,7 +36,7 @@
 //! other side, because both put a fence between their store and their load. Only the thread that revokes the ownership needs the heavy
 //! fence: threads that take the lock later synchronise with it through `state`.
 //!
-//! Why no call is lost: a thread that leaves sets CALLED first, and then looks whether the lock is still held. A thread that unlocks does
+//! Why no call is lost: a thread that leaves sets CALLED first, and then looks whether the lock is still taken. A thread that unlocks does
 //! so first, and then looks at CALLED. So at least one of the two sees the other.
 //!
 //! [`biased_lock`](super::biased_lock) has one owner that is known from the start, and other threads wait for it. Here any thread can

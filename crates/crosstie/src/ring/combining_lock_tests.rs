@@ -78,13 +78,13 @@ mod threads {
                     for round in 0..ROUNDS {
                         published.fetch_add(1, Relaxed);
                         let mut guard = lock.lock_or_call();
-                        while let Some(mut held) = guard {
+                        while let Some(mut locked) = guard {
                             // Plain counters: two threads inside would lose some.
                             let more = published.swap(0, Relaxed);
-                            held.0 += more;
-                            core::hint::black_box(&mut held);
-                            held.1 += more;
-                            guard = held.unlock();
+                            locked.0 += more;
+                            core::hint::black_box(&mut locked);
+                            locked.1 += more;
+                            guard = locked.unlock();
                         }
                         if round % 1000 == 0 {
                             std::thread::yield_now();
@@ -157,12 +157,12 @@ mod loom_tests {
                     work[index].swap(1, Relaxed);
                     let mut guard =
                         if broken == Broken::Call { lock.try_lock() } else { lock.lock_or_call() };
-                    while let Some(mut held) = guard {
-                        *held += work.iter().map(|item| item.swap(0, Relaxed)).sum::<usize>();
-                        if broken == Broken::Look && held.owner != 0 {
-                            return drop(held);
+                    while let Some(mut locked) = guard {
+                        *locked += work.iter().map(|item| item.swap(0, Relaxed)).sum::<usize>();
+                        if broken == Broken::Look && locked.owner != 0 {
+                            return drop(locked);
                         }
-                        guard = held.unlock();
+                        guard = locked.unlock();
                     }
                 }
             };

@@ -2,7 +2,7 @@
 //! ring.
 //!
 //! A ring of `depth` slots has a `head` (the next free position, counted without wrapping) that producers advance, and a
-//! `consumed` count that its one consumer advances. Each slot holds a sequence number: `position + 1` once the slot is
+//! `consumed` count that its one consumer advances. Each slot has a sequence number: `position + 1` once the slot is
 //! published. Each producer also owns a *claim*: a word that nobody else writes while the producer lives.
 //!
 //! ```text

@@ -29,7 +29,7 @@ pub(crate) mod sealed {
         /// Whether there is something to poll: a response, a request, or the end of the connection. A client checks the call
         /// whose response is expected next, or all calls.
         fn is_ready(&self, check_all: bool) -> bool;
-        /// Called before the owner parks: sends what is held back.
+        /// Called before the owner parks: sends what waits to be sent.
         fn prepare_park(&self) {}
         /// The longest park, where something may become due that nobody notifies us of.
         fn max_park(&self) -> Option<Duration> {

@@ -2,7 +2,7 @@
 //!
 //! [`parker`] is the futex at which one owner parks and that others notify. [`strategy`] decides when to spin, yield and
 //! park. [`yielding`] tells when a yield would take too long. [`any`] waits for several connections and services at once. [`flag`]
-//! ends such a wait from another thread. [`poll_clock`] decides when a loop of polls reads the clock. [`wakers`] calls the wakers of tasks where their thread holds nothing.
+//! ends such a wait from another thread. [`poll_clock`] decides when a loop of polls reads the clock. [`wakers`] calls the wakers of tasks when their thread has no lock.
 
 pub(crate) mod any;
 mod flag;

@@ -1,4 +1,4 @@
-//! Wakers that are called when their thread holds nothing.
+//! Wakers that are called when their thread has no lock and borrows nothing.
 //!
 //! A waker is code of the program. It may poll its future at once, and so call back into what wakes it. So a thread that ends operations
 //! under a lock only [defers](defer) their wakers, and [calls them](run_deferred) when it has unlocked.
@@ -16,7 +16,7 @@ thread_local! {
     static DEFERRED: RefCell<VecDeque<Waker>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Remembers a waker. The thread then calls [`run_deferred`], when it holds no lock and borrows nothing.
+/// Remembers a waker. The thread then calls [`run_deferred`], when it has no lock and borrows nothing.
 pub(crate) fn defer(waker: Waker) {
     let mut waker = Some(waker);
     let is_deferred = DEFERRED.try_with(|deferred| deferred.borrow_mut().extend(waker.take())).is_ok();

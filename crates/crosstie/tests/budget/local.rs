@@ -73,15 +73,14 @@ macro_rules! pair {
                     client.call(<$message>::of(&[made; 4]), made).unwrap();
                     made += 1;
                 }
-                server.poll();
-                while let Some(request) = server.recv() {
+                server.serve(|request| {
                     let words = request.message().words();
                     if pattern.reversed {
                         deferred.push((request.defer(), words));
                     } else {
                         request.reply(<$message>::of(&words)).unwrap();
                     }
-                }
+                });
                 while let Some((ticket, words)) = deferred.pop() {
                     server.reply(ticket, <$message>::of(&words)).unwrap();
                 }
@@ -104,15 +103,15 @@ fn flux_pair() -> Pair {
                 caller.call(1, [made; 4], made).unwrap();
                 made += 1;
             }
-            while let Some((from, request, ticket)) = callee.try_recv() {
-                assert_eq!(from, 0);
+            callee.serve(|request| {
+                assert_eq!(request.client(), 0);
                 if pattern.reversed {
-                    deferred.push_back((ticket, request));
+                    deferred.push_back(request.defer());
                 } else {
-                    callee.reply(ticket, request).unwrap();
+                    request.reply_with(|words| words).unwrap();
                 }
-            }
-            while let Some((ticket, request)) = deferred.pop_back() {
+            });
+            while let Some((request, ticket)) = deferred.pop_back() {
                 callee.reply(ticket, request).unwrap();
             }
             caller.poll(|token, response| assert_eq!(response, [token; 4]));

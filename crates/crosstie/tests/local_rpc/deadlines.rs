@@ -23,27 +23,26 @@ macro_rules! for_both {
             let name = fresh_name();
             let mut server = $service::Server::<u64, u64>::create(&name, &$config).unwrap();
             let mut client = $service::Client::<u64, u64, u64>::connect(&name).unwrap();
-            let mut held = Vec::new();
+            let mut deferred = Vec::new();
             client.call(&1, 1).unwrap();
             for request in [2, 3] {
                 let gave_up = client.exchange_within(&request, Some(SHORT), |_| unreachable!("the server does not reply"));
-                assert!(matches!(gave_up, Err(ipc::CallError::TimedOut { after: SHORT, .. })), "{gave_up:?}");
+                assert!(matches!(gave_up, Err(ipc::ExchangeError::TimedOut { after: SHORT })), "{gave_up:?}");
             }
             assert_eq!(client.in_flight(), 1, "what was given up is not to be polled for");
             // One open call and two that timed out occupy all slots; slots may become free later.
             let gave_up = client.exchange_within(&4, Some(SHORT), |_| unreachable!("the server does not reply"));
-            assert!(matches!(gave_up, Err(ipc::CallError::TimedOut { .. })), "{gave_up:?}");
-            assert!(matches!(client.call(&5, 5), Err(ipc::CallError::Full(5))));
+            assert!(matches!(gave_up, Err(ipc::ExchangeError::TimedOut { .. })), "{gave_up:?}");
+            assert!(matches!(client.call(&5, 5), Err(ipc::CallError { cause: ipc::NotCalled::Full, token: 5 })));
             assert!(!client.wait(Some(SHORT)).unwrap());
 
             // The server replies now, to the newest request first.
-            while held.len() < 3 {
-                server.poll();
-                while let Some(request) = server.recv() {
-                    held.push((*request.message(), request.defer()));
-                }
+            while deferred.len() < 3 {
+                server.serve(|request| {
+                    deferred.push((*request.message(), request.defer()));
+                });
             }
-            let (first, given_up) = (held.remove(0), held);
+            let (first, given_up) = (deferred.remove(0), deferred);
             for (request, ticket) in given_up.into_iter().rev() {
                 server.reply(ticket, &(2 * request)).unwrap();
             }
@@ -57,12 +56,11 @@ macro_rules! for_both {
                 let mut replied = 0;
                 while replied < 4 {
                     server.wait(Some(SHORT));
-                    server.poll();
-                    while let Some(request) = server.recv() {
+                    server.serve(|request| {
                         let response = 2 * request.message();
                         request.reply(&response).unwrap();
                         replied += 1;
-                    }
+                    });
                 }
                 server.reply(first.1, &(2 * first.0)).unwrap();
                 server
@@ -80,10 +78,10 @@ macro_rules! for_both {
             drop(replying.join().unwrap());
             // After the server is gone, calls return Disconnected instead of TimedOut.
             while client.exchange_within(&1, Some(SHORT), |_| ()).is_err_and(|error| {
-                matches!(error, ipc::CallError::TimedOut { .. })
+                matches!(error, ipc::ExchangeError::TimedOut { .. })
             }) {}
             let gone = client.exchange_within(&1, Some(SHORT), |_| ());
-            assert!(matches!(gone, Err(ipc::CallError::Disconnected { .. })), "{gone:?}");
+            assert!(matches!(gone, Err(ipc::ExchangeError::Disconnected(_))), "{gone:?}");
         }
     )*};
 }

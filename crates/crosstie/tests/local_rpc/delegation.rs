@@ -42,7 +42,7 @@ fn call_until(name: &str, depth: usize, strategy: WaitStrategy, end: Instant) ->
         while client.in_flight() < depth && Instant::now() < end {
             match client.call(&next, next) {
                 Ok(()) => next += 1,
-                Err(CallError::RingFull(_)) => break,
+                Err(CallError { cause: NotCalled::RingFull, .. }) => break,
                 Err(error) => panic!("{error}"),
             }
         }
@@ -192,7 +192,7 @@ fn dead_server_ends_all_calls_and_a_new_one_takes_its_name() {
         let refused = client.call(&1, 99);
         assert!(matches!(
             refused,
-            Err(CallError::Disconnected { token: 99, cause: Disconnected::ServerGone })
+            Err(CallError { cause: NotCalled::Disconnected(Disconnected::ServerGone), token: 99 })
         ));
         assert!(matches!(client.reconnect(), Err(ConnectError::NoServer { .. })));
 
@@ -258,20 +258,26 @@ fn errors_name_their_cause_and_hand_back_tokens() {
     assert!(matches!(third, Err(ConnectError::Full { limit: 2 })), "{third:?}");
 
     let long = first.call(&[0; 11], 1);
-    assert!(matches!(long, Err(CallError::TooLong { token: 1, len: 11, limit: 10 })), "{long:?}");
+    assert!(
+        matches!(long, Err(CallError { cause: NotCalled::TooLong { len: 11, limit: 10 }, token: 1 })),
+        "{long:?}"
+    );
     for token in 0..3 {
         first.call(b"hello", token).unwrap();
     }
-    assert!(matches!(first.call(b"", 4), Err(CallError::Full(4))));
+    assert!(matches!(first.call(b"", 4), Err(CallError { cause: NotCalled::Full, token: 4 })));
     second.call(b"", 5).unwrap();
-    assert!(matches!(second.call(b"", 6), Err(CallError::RingFull(6))));
+    assert!(matches!(second.call(b"", 6), Err(CallError { cause: NotCalled::RingFull, token: 6 })));
 
     let ticket = server.recv().unwrap().defer();
-    let Err(ReplyError::TooLong { ticket, len: 21, limit: 20 }) = server.reply(ticket, &[0; 21]) else {
+    let Err(ReplyError { cause: NotReplied::TooLong { len: 21, limit: 20 }, ticket: Some(ticket) }) =
+        server.reply(ticket, &[0; 21])
+    else {
         panic!("too long")
     };
     let mut other = Server::<[u8], [u8]>::create(&fresh_name(), &config).unwrap();
-    let Err(ReplyError::WrongServer(ticket)) = other.reply(ticket, b"") else {
+    let Err(ReplyError { cause: NotReplied::WrongServer, ticket: Some(ticket) }) = other.reply(ticket, b"")
+    else {
         panic!("the ticket of another server was accepted")
     };
     server.reply(ticket, b"world").unwrap();

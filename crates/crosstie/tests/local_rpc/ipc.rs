@@ -129,11 +129,16 @@ fn parts_arrive_as_one_message() {
     }
     let long = [&bytes[..5000], &bytes[5000..]];
     let refused = client.call_parts(&long, 0).unwrap_err();
-    assert!(matches!(refused, CallError::TooLong { token: 0, len: 5001, limit: 5000 }), "{refused:?}");
+    assert!(
+        matches!(refused, CallError { cause: NotCalled::TooLong { len: 5001, limit: 5000 }, token: 0 }),
+        "{refused:?}"
+    );
     client.call_parts(&long[1..], 1).unwrap();
     while server.poll() == 0 {}
     let refused = server.recv().unwrap().reply_parts(&long).unwrap_err();
-    let ReplyError::TooLong { ticket, len: 5001, .. } = refused else { panic!("{refused:?}") };
+    let ReplyError { cause: NotReplied::TooLong { len: 5001, .. }, ticket: Some(ticket) } = refused else {
+        panic!("{refused:?}")
+    };
     server.reply(ticket, b"short").unwrap();
     assert_eq!(client.poll(|token, response| assert_eq!((token, response), (1, &b"short"[..]))), Ok(1));
 }

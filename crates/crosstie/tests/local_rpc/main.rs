@@ -5,7 +5,7 @@
 mod deadlines;
 mod delegation;
 mod ipc;
-#[path = "../node_service/mod.rs"]
-mod node_service;
+#[path = "../local_service/mod.rs"]
+mod local_service;
 mod other_user;
 mod processes;

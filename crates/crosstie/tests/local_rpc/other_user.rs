@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use super::node_service::{self, Service};
+use super::local_service::{self, Service};
 use crosstie::device::*;
 use crosstie_testkit::child::{self, Child};
 use zerocopy::{FromBytes, IntoBytes};
@@ -187,7 +187,7 @@ fn floods_of_a_service_take_few_descriptors_and_keep_no_client_out() {
     if child::run_alone(floods_of_a_service_take_few_descriptors_and_keep_no_client_out) {
         return;
     }
-    node_service::each!(S, {
+    local_service::each!(S, {
         let name = format!("flooded-{}", std::process::id());
         let server = std::cell::RefCell::new(S::create(&name, 4, 1).unwrap());
         let serve = || {
@@ -196,17 +196,17 @@ fn floods_of_a_service_take_few_descriptors_and_keep_no_client_out() {
         };
         check_floods(&format!("unix crosstie/{}/0/{name}", S::NAME), [0, 64], 2, serve, || {
             let mut client = S::connect(&name).unwrap();
-            let request = node_service::request(7, 7);
+            let request = local_service::request(7, 7);
             assert!(S::call(&mut client, &request, 7).unwrap());
             let (begun, mut answered) = (std::time::Instant::now(), false);
             while !answered {
                 let server = &mut *server.borrow_mut();
                 S::server_poll(server);
                 while let Some((words, ticket)) = S::receive(server) {
-                    assert!(S::reply(server, ticket, &node_service::expected_response(&words)));
+                    assert!(S::reply(server, ticket, &local_service::expected_response(&words)));
                 }
                 S::poll(&mut client, &mut |_, response| {
-                    assert_eq!(*response, node_service::expected_response(&request));
+                    assert_eq!(*response, local_service::expected_response(&request));
                     answered = true;
                 })
                 .unwrap();
@@ -285,7 +285,7 @@ fn floods_of_a_rails_listener_take_few_descriptors_and_keep_no_sender_out() {
 /// Runs as the other user: it finds no such service, and it can create one with the same name.
 fn look_for_services(name: &str) {
     let (mut fine, mut servers) = (true, Vec::<Box<dyn std::any::Any>>::new());
-    node_service::each!(S, {
+    local_service::each!(S, {
         fine &= matches!(S::connect(name), Err(crosstie::ipc::ConnectError::NoServer { .. }));
         let server = S::create(name, 1, 1);
         fine &= server.is_ok();
@@ -300,7 +300,7 @@ fn look_for_services(name: &str) {
 fn another_user_does_not_find_our_service_and_can_use_its_name() {
     assert_root();
     let name = format!("other-user-{}", std::process::id());
-    node_service::each!(S, {
+    local_service::each!(S, {
         let mut server = S::create(&name, 2, 1).unwrap();
         let mut child = Child::start(the_other_user, &format!("service {name}"));
         assert_eq!(child.read(), [1], "another user found the service, or could not have one of that name");

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::node_service::{self, Disconnected, Service, expected_response, is_request, request};
-use crosstie::ipc::{CallError, CreateError};
+use super::local_service::{self, Disconnected, Service, expected_response, is_request, request};
+use crosstie::ipc::{CreateError, ExchangeError};
 use crosstie_testkit::child::{self, Child};
 use crosstie_testkit::footprint::processor_time;
 
@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("node-processes-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+    format!("local-processes-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
 /// Runs the role that a test below gave to this process. Without a role it does nothing.
@@ -25,7 +25,7 @@ fn child_process_role() {
     let Some(role) = child::task() else { return };
     let [role, service, name, seconds] = &role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
     let duration = Duration::from_secs_f64(seconds.parse().unwrap());
-    node_service::each!(
+    local_service::each!(
         S,
         if *service == S::NAME {
             match *role {
@@ -110,7 +110,7 @@ fn serve_until<S: Service>(mut server: S::Server, mut over: impl FnMut() -> bool
 fn processes_get_their_own_responses() {
     let seconds = std::env::var("CROSSTIE_STRESS_SECONDS").ok().and_then(|s| s.parse().ok());
     let duration = Duration::from_secs_f64(seconds.unwrap_or(1.0));
-    node_service::each!(S, {
+    local_service::each!(S, {
         let name = fresh_name();
         let server = S::create(&name, 4, 8).unwrap();
         let mut clients: Vec<Child> = (0..3).map(|_| start::<S>("client", &name, duration)).collect();
@@ -141,7 +141,7 @@ fn wait_for<S: Service>(name: &str, duration: Duration) {
 
 #[test]
 fn waiting_uses_under_two_percent_of_a_core() {
-    node_service::each!(S, {
+    local_service::each!(S, {
         let used: u64 = outcome(start::<S>("idle", &fresh_name(), Duration::from_secs(1))).parse().unwrap();
         println!("{}: an idle server and an idle client use {used} us of a second", S::NAME);
         // Two percent each.
@@ -151,7 +151,7 @@ fn waiting_uses_under_two_percent_of_a_core() {
 
 #[test]
 fn killed_server_ends_all_calls() {
-    node_service::each!(S, {
+    local_service::each!(S, {
         let name = fresh_name();
         for round in 0..5 {
             let mut server = start_server::<S>(&name);
@@ -171,7 +171,7 @@ fn killed_server_ends_all_calls() {
                 let killed = Instant::now();
                 server.kill();
                 let (error, when) = thread.join().unwrap();
-                let gone = matches!(error, CallError::Disconnected { cause: Disconnected::ServerGone, .. });
+                let gone = matches!(error, ExchangeError::Disconnected(Disconnected::ServerGone));
                 assert!(gone, "{error}");
                 when.saturating_duration_since(killed)
             });
@@ -200,7 +200,7 @@ fn refused<S: Service>(name: &str) {
 
 #[test]
 fn name_has_one_live_server_among_all_processes() {
-    node_service::each!(S, {
+    local_service::each!(S, {
         let name = fresh_name();
         let server = S::create(&name, 4, 8).unwrap();
         assert_eq!(outcome(start::<S>("refused", &name, TIMEOUT)), "taken");

@@ -9,9 +9,9 @@
 mod bootstrap;
 mod copyrpc;
 mod device;
-mod node;
-#[path = "../node_service/mod.rs"]
-mod node_service;
+mod local_rpc;
+#[path = "../local_service/mod.rs"]
+mod local_service;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,10 +60,10 @@ fn main() {
         ["peer", ..] => return device::run_peer(&args[1..]).expect("peer"),
         ["target"] => return device::run_target().expect("target"),
         ["client", service, name, task, mode] => {
-            return node::run_client(service, name, task, mode == "measure").expect("client");
+            return local_rpc::run_client(service, name, task, mode == "measure").expect("client");
         }
         ["server", service, name, task, mode] => {
-            return node::run_server(service, name, task, mode == "measure").expect("server");
+            return local_rpc::run_server(service, name, task, mode == "measure").expect("server");
         }
         ["rank", address, mode, millis] => {
             let timeout = Duration::from_millis(millis.parse().expect("milliseconds"));
@@ -81,7 +81,8 @@ fn main() {
     let watchdog = Watchdog::start();
     let (mut passed, mut failed) = (0, 0);
     let mut random = Random(rng::seed());
-    for (name, test) in device::TESTS.iter().chain(node::TESTS).chain(copyrpc::TESTS).chain(bootstrap::TESTS)
+    for (name, test) in
+        device::TESTS.iter().chain(local_rpc::TESTS).chain(copyrpc::TESTS).chain(bootstrap::TESTS)
     {
         if !names.is_empty() && !names.iter().any(|wanted| name.contains(wanted.as_str())) {
             continue;

@@ -1,9 +1,11 @@
 //! The callee's end of all lanes that lead to a node: it receives requests from all callers in turn, and replies.
 
+use core::fmt;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
 use crosstie_protocol::lane::{CallNumber, SlotOwner, slot_owner};
 
+use super::super::error::{NotReplied, ReplyError};
 use super::node_state::NodeState;
 use super::slot::{EMPTY, FULL, Slots};
 use super::sync::Arc;
@@ -17,24 +19,77 @@ const PAUSES_AFTER_BURST: u32 = 4;
 /// Most requests that are received from one caller in a row before the other callers are checked.
 const MAX_BURST: u32 = 32;
 
-/// Proof that a request was received and not replied to; needed for [`reply`](super::super::Node::reply).
+/// The right to reply to one request, at any later time, with [`Node::reply`](super::super::Node::reply).
 ///
-/// If a ticket is dropped, its caller gets no response until the node that received the request is dropped.
-#[must_use = "the caller waits for a reply"]
-#[derive(Debug)]
+/// If a ticket is dropped, its call stays in flight until the node that received the request, or the one that called, is dropped.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the client waits for a response"]
 pub struct Ticket {
     /// The key of the lane.
     key: u64,
-    from: u32,
+    client: u32,
     slot: u32,
     call: CallNumber,
 }
 
 impl Ticket {
-    /// The node that called.
+    /// The node that sent the request.
     #[inline]
-    pub fn from(&self) -> usize {
-        self.from as usize
+    pub fn client(&self) -> usize {
+        self.client as usize
+    }
+}
+
+/// A request. Reply to it now, or [later](Request::defer).
+///
+/// A request that is dropped gets no response, as a [`Ticket`].
+#[must_use = "the client waits for a response"]
+pub struct Request<'n, Req, Resp> {
+    message: Req,
+    lane: &'n mut IncomingLane<Req, Resp>,
+    client: u32,
+    /// A request of `call` was received from this slot of the lane, and not replied to.
+    slot: u32,
+    call: CallNumber,
+}
+
+impl<Req, Resp> Request<'_, Req, Resp> {
+    /// The message.
+    #[inline]
+    pub fn message(&self) -> &Req {
+        &self.message
+    }
+
+    /// The node that sent the request.
+    #[inline]
+    pub fn client(&self) -> usize {
+        self.client as usize
+    }
+
+    /// Sends the response. There is always room for it.
+    ///
+    /// # Errors
+    /// `ClientGone` if the caller was dropped. The response is handed back.
+    #[inline]
+    pub fn reply(self, response: Resp) -> Result<(), ReplyError<Resp>> {
+        self.reply_with(|_| response)
+    }
+
+    /// As [`reply`](Request::reply), with a response that is made of the message.
+    #[inline]
+    pub fn reply_with(self, response: impl FnOnce(Req) -> Resp) -> Result<(), ReplyError<Resp>> {
+        let Request { message, lane, slot, call, .. } = self;
+        let response = response(message);
+        // SAFETY: a request of this call was received from this slot of the lane. There was no reply: that would have consumed this.
+        let replied = unsafe { lane.reply(slot, call, response) };
+        replied.map_err(|response| ReplyError { cause: NotReplied::ClientGone, response, ticket: None })
+    }
+
+    /// Turns the request into its message and a ticket, so that other requests can be received before the reply.
+    #[inline]
+    pub fn defer(self) -> (Req, Ticket) {
+        let Request { message, lane, client, slot, call } = self;
+        (message, Ticket { key: lane.key, client, slot, call })
     }
 }
 
@@ -51,13 +106,14 @@ pub(super) struct IncomingLane<Req, Resp> {
 }
 
 impl<Req, Resp> IncomingLane<Req, Resp> {
-    #[inline(always)]
+    #[inline]
     fn has_request(&self) -> bool {
         self.cursor.is_at(&self.slots[self.cursor.slot()].word)
     }
 
-    #[inline(always)]
-    fn receive(&mut self, from: usize) -> Option<(usize, Req, Ticket)> {
+    /// Takes the next request: its message, slot and call.
+    #[inline]
+    fn take_next(&mut self) -> Option<(Req, u32, CallNumber)> {
         // SAFETY: the cursor is at a slot that exists.
         let entry = unsafe { self.slots.get_unchecked(self.cursor.slot()) };
         let Next::Request { slot, call, .. } = self.cursor.take(&entry.word, Some(FULL)) else { return None };
@@ -65,8 +121,34 @@ impl<Req, Resp> IncomingLane<Req, Resp> {
         unsafe { *self.unanswered.get_unchecked_mut(slot) = true };
         // SAFETY: the word says that the request is there. It was not received before, because the cursor passes every call
         // once.
-        let request = unsafe { entry.take_request() };
-        Some((from, request, Ticket { key: self.key, from: from as u32, slot: slot as u32, call }))
+        let message = unsafe { entry.take_request() };
+        Some((message, slot as u32, call))
+    }
+
+    /// Writes the response to a call, unless its caller is gone.
+    ///
+    /// # Safety
+    /// A request of this call was received from this slot, and not replied to.
+    #[inline]
+    unsafe fn reply(&mut self, slot: u32, call: CallNumber, response: Resp) -> Result<(), Resp> {
+        if self.caller.is_gone() {
+            return Err(response);
+        }
+        let slot = slot as usize;
+        // SAFETY: a request was received from the slot, so it exists.
+        let entry = unsafe { self.slots.get_unchecked(slot) };
+        // SAFETY: there are as many marks as slots.
+        unsafe { *self.unanswered.get_unchecked_mut(slot) = false };
+        // SAFETY: the request was received and there was no reply yet, so the slot holds nothing, and we own it.
+        unsafe { entry.put_response(response) };
+        lane::publish_response(&entry.word, call, FULL);
+        // With several calls in flight, the caller gets the line sooner from the caches that all cores share. A caller with one
+        // call at a time polls the line.
+        if self.slots.len() > 1 {
+            prefetch::demote(&raw const entry.word);
+        }
+        self.caller.parker.notify();
+        Ok(())
     }
 }
 
@@ -86,36 +168,37 @@ pub(in super::super) struct IncomingLanes<Req, Resp> {
     pub(super) handled_departures: u32,
 }
 
-/// Why a reply cannot be sent.
-pub(in super::super) enum ReplyRefusal {
-    /// Another node received the request of this ticket.
-    WrongNode(Ticket),
-    Gone,
-}
-
 impl<Req, Resp> IncomingLanes<Req, Resp> {
-    #[inline(always)]
-    pub(in super::super) fn receive(&mut self) -> Option<(usize, Req, Ticket)> {
+    #[inline]
+    pub(in super::super) fn receive(&mut self) -> Option<Request<'_, Req, Resp>> {
+        let (message, slot, call) = self.take_next()?;
+        let client = self.current;
+        Some(Request { message, lane: &mut self.lanes[client], client: client as u32, slot, call })
+    }
+
+    /// Takes the next request of any caller, and makes its lane the current one.
+    #[inline]
+    fn take_next(&mut self) -> Option<(Req, u32, CallNumber)> {
         if self.left_in_burst > 0
-            && let Some(received) = self.lanes[self.current].receive(self.current)
+            && let Some(taken) = self.lanes[self.current].take_next()
         {
             self.left_in_burst -= 1;
-            return Some(received);
+            return Some(taken);
         }
-        self.receive_from_others()
+        self.take_from_others()
     }
 
     #[inline]
-    fn receive_from_others(&mut self) -> Option<(usize, Req, Ticket)> {
+    fn take_from_others(&mut self) -> Option<(Req, u32, CallNumber)> {
         // A lane whose burst is over is checked last; a lane that was just found empty is not checked again.
         let lanes = self.lanes.len();
         let checks = lanes - usize::from(self.left_in_burst > 0);
         for _ in 0..checks {
             self.current = if self.current + 1 < lanes { self.current + 1 } else { 0 };
-            if let Some(received) = self.lanes[self.current].receive(self.current) {
+            if let Some(taken) = self.lanes[self.current].take_next() {
                 self.left_in_burst = MAX_BURST - 1;
                 self.found_requests = true;
-                return Some(received);
+                return Some(taken);
             }
         }
         self.left_in_burst = 0;
@@ -127,36 +210,16 @@ impl<Req, Resp> IncomingLanes<Req, Resp> {
         None
     }
 
-    #[inline(always)]
-    pub(in super::super) fn reply(
-        &mut self,
-        ticket: Ticket,
-        response: Resp,
-    ) -> Result<(), (ReplyRefusal, Resp)> {
-        let from = ticket.from();
-        let lane = match self.lanes.get_mut(from) {
+    #[inline]
+    pub(in super::super) fn reply(&mut self, ticket: Ticket, response: Resp) -> Result<(), ReplyError<Resp>> {
+        let lane = match self.lanes.get_mut(ticket.client()) {
             Some(lane) if lane.key == ticket.key => lane,
-            _ => return Err((ReplyRefusal::WrongNode(ticket), response)),
+            _ => return Err(ReplyError { cause: NotReplied::WrongNode, response, ticket: Some(ticket) }),
         };
-        if lane.caller.is_gone() {
-            return Err((ReplyRefusal::Gone, response));
-        }
-        let slot = ticket.slot as usize;
-        // SAFETY: the ticket has the key of this lane, so its call was received from a slot of it.
-        let entry = unsafe { lane.slots.get_unchecked(slot) };
-        // SAFETY: there are as many marks as slots.
-        unsafe { *lane.unanswered.get_unchecked_mut(slot) = false };
-        // SAFETY: the ticket has the key of this lane, so its call was received from the slot. There is one ticket for each
-        // call, and it is consumed here, so there was no reply yet: the slot holds nothing, and we own it.
-        unsafe { entry.put_response(response) };
-        lane::publish_response(&entry.word, ticket.call, FULL);
-        // With several calls in flight, the caller gets the line sooner from the caches that all cores share. A caller with one
-        // call at a time polls the line.
-        if lane.slots.len() > 1 {
-            prefetch::demote(&raw const entry.word);
-        }
-        lane.caller.parker.notify();
-        Ok(())
+        // SAFETY: the ticket has the key of this lane, so its request was received from this slot of it. There is one ticket for each
+        // request, which is consumed here, so there was no reply yet.
+        let replied = unsafe { lane.reply(ticket.slot, ticket.call, response) };
+        replied.map_err(|response| ReplyError { cause: NotReplied::ClientGone, response, ticket: None })
     }
 
     /// Whether a request is there.
@@ -217,6 +280,15 @@ impl<Req, Resp> IncomingLanes<Req, Resp> {
             node.departures.fetch_add(1, Release);
             node.parker.wake();
         }
+    }
+}
+
+impl<Req: fmt::Debug, Resp> fmt::Debug for Request<'_, Req, Resp> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("message", &self.message)
+            .field("client", &self.client)
+            .finish_non_exhaustive()
     }
 }
 

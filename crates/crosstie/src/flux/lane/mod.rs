@@ -6,9 +6,9 @@ mod node_state;
 mod outgoing;
 mod slot;
 
-pub use incoming::Ticket;
-pub(super) use incoming::{IncomingLanes, ReplyRefusal};
-pub(super) use outgoing::{CallRefusal, OutgoingLane};
+pub(super) use incoming::IncomingLanes;
+pub use incoming::{Request, Ticket};
+pub(super) use outgoing::OutgoingLane;
 
 use self::incoming::IncomingLane;
 use self::node_state::NodeState;
@@ -18,13 +18,13 @@ use crate::ring::call_table::CallTable;
 use crate::ring::lane::Cursor;
 
 /// Bytes of memory of the slots of one lane.
-pub(super) const fn lane_bytes<Req, Resp>(capacity: usize) -> usize {
-    CallTable::<()>::slots_for(capacity).saturating_mul(size_of::<Slot<Req, Resp>>())
+pub(super) const fn lane_bytes<Req, Resp>(queue_depth: usize) -> usize {
+    CallTable::<()>::slots_for(queue_depth).saturating_mul(size_of::<Slot<Req, Resp>>())
 }
 
 /// Bytes of memory of the caller's call table of one lane.
-pub(super) const fn call_table_bytes<Token>(capacity: usize) -> usize {
-    CallTable::<Token>::bytes_for(capacity)
+pub(super) const fn call_table_bytes<Token>(queue_depth: usize) -> usize {
+    CallTable::<Token>::bytes_for(queue_depth)
 }
 
 /// The lanes of one node: those on which it calls, by target, and those on which it is called.
@@ -34,17 +34,17 @@ pub(super) type NodeLanes<Req, Resp, Token> =
 /// Creates the lanes between all nodes, and returns the lanes of each node. The keys of the lanes start at `first_key`.
 pub(super) fn create_lanes<Req, Resp, Token>(
     nodes: usize,
-    capacity: usize,
+    queue_depth: usize,
     first_key: u64,
 ) -> Vec<NodeLanes<Req, Resp, Token>> {
     let node_states: Vec<Arc<NodeState>> = (0..nodes).map(|_| Arc::new(NodeState::default())).collect();
     // As many as a call table and a cursor have: the ends of a lane rely on that.
-    let slots = CallTable::<Token>::slots_for(capacity);
+    let slots = CallTable::<Token>::slots_for(queue_depth);
     let lanes: Vec<Slots<Req, Resp>> =
         (0..nodes * nodes).map(|_| sync::collect((0..slots).map(|_| Slot::new()))).collect();
     let outgoing = |from: usize, to: usize| OutgoingLane {
         slots: lanes[from * nodes + to].clone(),
-        calls: CallTable::new(capacity),
+        calls: CallTable::new(queue_depth),
         callee: node_states[to].clone(),
         target: to,
     };
@@ -97,7 +97,7 @@ mod sync {
             UnsafeCell(core::cell::UnsafeCell::new(value))
         }
 
-        #[inline(always)]
+        #[inline]
         pub(super) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
             access(self.0.get())
         }
@@ -127,11 +127,11 @@ mod loom_tests {
             let (leaving_outgoing, mut leaving) = nodes.pop().unwrap();
             let (mut outgoing, staying) = nodes.pop().unwrap();
             let leaver = thread::spawn(move || {
-                let first = leaving.receive();
-                let second = leaving.receive();
+                let first = leaving.receive().map(Request::defer);
+                let second = leaving.receive().map(Request::defer);
                 let received: Vec<u32> =
-                    [&first, &second].into_iter().flatten().map(|(_, request, _)| *request).collect();
-                if let Some((_, request, ticket)) = first {
+                    [&first, &second].into_iter().flatten().map(|(request, _)| *request).collect();
+                if let Some((request, ticket)) = first {
                     assert!(leaving.reply(ticket, request + 100).is_ok());
                 }
                 leaving.leave(order);

@@ -41,14 +41,14 @@ proptest! {
     #[test]
     fn every_call_ends_once_and_nothing_leaks(
         nodes in 1usize..5,
-        capacity in 1usize..6,
+        queue_depth in 1usize..6,
         max_in_flight in 1usize..12,
         steps in prop::collection::vec(step(), 0..400),
     ) {
-        let config = Config { capacity, max_in_flight, wait_strategy: WaitStrategy::Spin };
+        let config = Config { queue_depth, max_in_flight, wait_strategy: WaitStrategy::Spin };
         let alive = Arc::new(AtomicUsize::new(0));
         let mut net: Vec<Option<Subject>> = network(nodes, &config).unwrap().into_iter().map(Some).collect();
-        let mut held: Vec<Vec<(u64, usize, Ticket)>> = (0..nodes).map(|_| Vec::new()).collect();
+        let mut deferred: Vec<Vec<(u64, usize, Ticket)>> = (0..nodes).map(|_| Vec::new()).collect();
         let mut oracle = Oracle::default();
         // By the number of a call: its caller and its callee.
         let mut calls: Vec<(usize, usize)> = Vec::new();
@@ -66,20 +66,20 @@ proptest! {
                     prop_assert_eq!(node.in_flight(), all);
                     match node.call(to, Counted::new(number, &alive), number) {
                         Ok(()) => {
-                            prop_assert!(to < nodes && !to_gone && pair < capacity && all < max_in_flight);
+                            prop_assert!(to < nodes && !to_gone && pair < queue_depth && all < max_in_flight);
                             *oracle.in_flight.entry((from, to)).or_default() += 1;
                             oracle.sent.entry((from, to)).or_default().push_back(number);
                             calls.push((from, to));
                             ended.push(false);
                         }
                         Err(error) => {
-                            match error {
-                                CallError::NoSuchNode { .. } => prop_assert_eq!(to, nodes),
-                                CallError::TooManyInFlight { .. } => prop_assert_eq!(all, max_in_flight),
-                                CallError::Gone { .. } => prop_assert!(to_gone),
-                                CallError::Full { .. } => prop_assert!(pair == capacity && !to_gone),
+                            let CallError { cause, request, token } = error;
+                            match cause {
+                                NotCalled::NoSuchNode { .. } => prop_assert_eq!(to, nodes),
+                                NotCalled::TooManyInFlight => prop_assert_eq!(all, max_in_flight),
+                                NotCalled::NodeGone { .. } => prop_assert!(to_gone),
+                                NotCalled::Full { .. } => prop_assert!(pair == queue_depth && !to_gone),
                             }
-                            let (request, token) = error.into_parts();
                             prop_assert_eq!((request.number, token), (number, number));
                         }
                     }
@@ -100,12 +100,14 @@ proptest! {
                 Step::Receive { node: index } => {
                     let index = index.index(nodes);
                     let Some(node) = &mut net[index] else { continue };
-                    match node.try_recv() {
-                        Some((from, request, ticket)) => {
+                    match node.recv() {
+                        Some(request) => {
+                            let from = request.client();
+                            let (request, ticket) = request.defer();
                             let first = oracle.sent.get_mut(&(from, index)).and_then(VecDeque::pop_front);
                             prop_assert_eq!(first, Some(request.number));
-                            prop_assert_eq!(ticket.from(), from);
-                            held[index].push((request.number, from, ticket));
+                            prop_assert_eq!(ticket.client(), from);
+                            deferred[index].push((request.number, from, ticket));
                         }
                         None => {
                             let pending = oracle.sent.iter().any(|((_, to), queue)| *to == index && !queue.is_empty());
@@ -115,11 +117,11 @@ proptest! {
                 }
                 Step::Reply { node: index, which } => {
                     let index = index.index(nodes);
-                    if held[index].is_empty() {
+                    if deferred[index].is_empty() {
                         continue;
                     }
-                    let at = which.index(held[index].len());
-                    let (number, from, ticket) = held[index].swap_remove(at);
+                    let at = which.index(deferred[index].len());
+                    let (number, from, ticket) = deferred[index].swap_remove(at);
                     let caller_gone = net[from].is_none();
                     let Some(node) = &mut net[index] else { continue };
                     match node.reply(ticket, Counted::new(number + 1_000_000, &alive)) {
@@ -127,9 +129,9 @@ proptest! {
                             prop_assert!(!caller_gone);
                             prop_assert_eq!(oracle.replied.insert(number, from), None);
                         }
-                        Err(ReplyError::Gone { target, response }) => {
+                        Err(ReplyError { cause: NotReplied::ClientGone, response, ticket: None }) => {
                             prop_assert!(caller_gone);
-                            prop_assert_eq!((target, response.number), (from, number + 1_000_000));
+                            prop_assert_eq!(response.number, number + 1_000_000);
                         }
                         Err(error) => prop_assert!(false, "{error}"),
                     }
@@ -142,7 +144,7 @@ proptest! {
                     // Nobody waits for the calls of this node any more.
                     oracle.in_flight.retain(|(from, _), _| *from != index);
                     oracle.replied.retain(|_, from| *from != index);
-                    held[index].clear();
+                    deferred[index].clear();
                     for (other, node) in net.iter_mut().enumerate() {
                         let Some(node) = node else { continue };
                         prop_assert!(node.is_gone(index));
@@ -176,13 +178,13 @@ proptest! {
         // All nodes reply to all requests and poll all responses. Then every call of a remaining node must have ended.
         for (index, node) in net.iter_mut().enumerate() {
             let Some(node) = node else { continue };
-            let mut deferred: Vec<_> = held[index].drain(..).map(|(number, _, ticket)| (number, ticket)).collect();
-            while let Some((_, request, ticket)) = node.try_recv() {
-                deferred.push((request.number, ticket));
+            let mut last: Vec<_> = deferred[index].drain(..).map(|(number, _, ticket)| (number, ticket)).collect();
+            while let Some((request, ticket)) = node.recv().map(Request::defer) {
+                last.push((request.number, ticket));
             }
-            for (number, ticket) in deferred {
+            for (number, ticket) in last {
                 match node.reply(ticket, Counted::new(number + 1_000_000, &alive)) {
-                    Ok(()) | Err(ReplyError::Gone { .. }) => {}
+                    Ok(()) | Err(ReplyError { cause: NotReplied::ClientGone, .. }) => {}
                     Err(error) => prop_assert!(false, "{error}"),
                 }
             }
@@ -215,9 +217,9 @@ fn messages_that_nobody_took_are_dropped_once() {
         }
         // Call 0: polled. 1: replied and not polled. 2: received, and its ticket dropped. 3: received, and its ticket outlives
         // the node. 4 and 5: never received.
-        let mut received = (0..4).map(|_| callee.try_recv().unwrap()).collect::<VecDeque<_>>();
+        let mut received = (0..4).map(|_| callee.recv().unwrap().defer()).collect::<VecDeque<_>>();
         for _ in 0..2 {
-            let (_, request, ticket) = received.pop_front().unwrap();
+            let (request, ticket) = received.pop_front().unwrap();
             callee.reply(ticket, Counted::new(200 + request.number, &alive)).unwrap();
         }
         let mut polled = false;
@@ -236,13 +238,14 @@ fn messages_that_nobody_took_are_dropped_once() {
             drop(caller);
             assert_eq!(alive.load(SeqCst), 1 + 2);
             // Requests that were sent before are still delivered.
-            let (from, request, ticket) = callee.try_recv().unwrap();
-            assert_eq!((from, request.number), (0, 4));
-            match callee.reply(ticket, Counted::new(0, &alive)) {
-                Err(ReplyError::Gone { target: 0, response }) => assert_eq!(response.number, 0),
+            let request = callee.recv().unwrap();
+            assert_eq!((request.client(), request.message().number), (0, 4));
+            match request.reply(Counted::new(0, &alive)) {
+                Err(ReplyError { cause: NotReplied::ClientGone, response, ticket: None }) => {
+                    assert_eq!(response.number, 0);
+                }
                 other => panic!("{other:?}"),
             }
-            drop(request);
             drop(callee);
         } else {
             drop(callee);
@@ -280,19 +283,19 @@ fn panic_in_a_drop_drops_no_message_twice() {
                 caller.call(1, PanicsOnDrop(Counted::new(i, &alive), round == 1 && i == at), i).unwrap();
             }
             if round == 0 {
-                while let Some((_, request, ticket)) = callee.try_recv() {
-                    let response =
-                        PanicsOnDrop(Counted::new(request.0.number, &alive), request.0.number == at);
-                    callee.reply(ticket, response).ok().unwrap();
-                }
+                callee.serve(|request| {
+                    let number = request.message().0.number;
+                    let response = PanicsOnDrop(Counted::new(number, &alive), number == at);
+                    request.reply(response).unwrap();
+                });
                 poll_all(&mut caller, |_, mut response| response.1 = false);
             }
         }
         for _ in 0..2 {
-            let (_, mut request, ticket) = callee.try_recv().unwrap();
+            let (mut request, ticket) = callee.recv().unwrap().defer();
             request.1 = false;
             let response = PanicsOnDrop(Counted::new(request.0.number, &alive), at < 2);
-            callee.reply(ticket, response).ok().unwrap();
+            callee.reply(ticket, response).unwrap();
         }
         // Two responses and two requests are in the slots.
         let first = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(caller)));

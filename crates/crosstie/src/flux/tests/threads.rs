@@ -28,11 +28,11 @@ fn all_nodes_call_all_nodes(nodes: usize, calls: u64, config: &Config, waits: bo
                         let target = (made as usize + node.id()) % nodes;
                         match node.call(target, Box::new(made), made) {
                             Ok(()) => (made, progress) = (made + 1, true),
-                            Err(error) if error.is_back_pressure() => break,
+                            Err(error) if error.cause.is_back_pressure() => break,
                             Err(error) => panic!("{error}"),
                         }
                     }
-                    while let Some((_, request, ticket)) = node.try_recv() {
+                    while let Some((request, ticket)) = node.recv().map(Request::defer) {
                         deferred.push((*request * 3, ticket));
                         progress = true;
                         if deferred.len() > 20 {
@@ -74,15 +74,15 @@ fn all_nodes_call_all_nodes(nodes: usize, calls: u64, config: &Config, waits: bo
 
 #[test]
 fn threads_call_each_other() {
-    for (nodes, capacity) in [(2, 1), (2, 32), (3, 4)] {
-        all_nodes_call_all_nodes(nodes, 100_000, &spinning(capacity), false);
+    for (nodes, queue_depth) in [(2, 1), (2, 32), (3, 4)] {
+        all_nodes_call_all_nodes(nodes, 100_000, &spinning(queue_depth), false);
     }
 }
 
 #[test]
 fn threads_call_each_other_and_park() {
     for wait_strategy in [WaitStrategy::Adaptive, WaitStrategy::Park] {
-        let config = Config { capacity: 8, max_in_flight: 12, wait_strategy };
+        let config = Config { queue_depth: 8, max_in_flight: 12, wait_strategy };
         all_nodes_call_all_nodes(3, 10_000, &config, true);
     }
 }
@@ -96,10 +96,10 @@ fn parked_node_is_woken_by_call_reply_and_departure() {
             scope.spawn(move || {
                 for i in 0..20 {
                     assert!(b.wait(None));
-                    let (_, request, ticket) = b.try_recv().unwrap();
-                    assert_eq!(request, i);
+                    let request = b.recv().unwrap();
+                    assert_eq!(*request.message(), i);
                     std::thread::sleep(Duration::from_millis(1));
-                    b.reply(ticket, request + 1).unwrap();
+                    request.reply(i + 1).unwrap();
                 }
                 std::thread::sleep(Duration::from_millis(5));
             });
@@ -124,9 +124,9 @@ fn wait_finds_a_response_out_of_order() {
     for i in 0..3 {
         a.call(1, i, i).unwrap();
     }
-    let mut received: Vec<_> = core::iter::from_fn(|| b.try_recv()).collect();
+    let mut received: Vec<_> = core::iter::from_fn(|| b.recv().map(Request::defer)).collect();
     assert!(!a.wait(Some(Duration::from_millis(1))));
-    let (_, request, ticket) = received.pop().unwrap();
+    let (request, ticket) = received.pop().unwrap();
     b.reply(ticket, request).unwrap();
     assert!(a.wait(None));
     let mut polled = 0;
@@ -142,7 +142,8 @@ fn wait_finds_a_response_out_of_order() {
 fn panic_of_one_thread_ends_all_calls_to_it() {
     for round in 0..100u64 {
         let alive = Arc::new(AtomicUsize::new(0));
-        let net = network::<Counted, Counted, u64>(3, &Config { capacity: 5, ..Config::default() }).unwrap();
+        let net =
+            network::<Counted, Counted, u64>(3, &Config { queue_depth: 5, ..Config::default() }).unwrap();
         let [mut victim, a, b] = <[_; 3]>::try_from(net).unwrap();
         let finished = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -155,9 +156,7 @@ fn panic_of_one_thread_ends_all_calls_to_it() {
                             victim.call(1 + i as usize % 2, Counted::new(i, alive), i).unwrap();
                         }
                         victim.poll(|_, _| {});
-                        while let Some((_, request, ticket)) = victim.try_recv() {
-                            deferred.push((request, ticket));
-                        }
+                        victim.serve(|request| deferred.push(request.defer()));
                         if i % 3 == 0
                             && let Some((request, ticket)) = deferred.pop()
                         {
@@ -180,17 +179,17 @@ fn panic_of_one_thread_ends_all_calls_to_it() {
                         while !gone {
                             match node.call(0, Counted::new(made, alive), made) {
                                 Ok(()) => made += 1,
-                                Err(CallError::Gone { target: 0, .. }) => gone = true,
-                                Err(error) if error.is_back_pressure() => break,
+                                Err(CallError { cause: NotCalled::NodeGone { target: 0 }, .. }) => {
+                                    gone = true
+                                }
+                                Err(error) if error.cause.is_back_pressure() => break,
                                 Err(error) => panic!("{error}"),
                             }
                         }
-                        while let Some((_, request, ticket)) = node.try_recv() {
-                            match node.reply(ticket, request) {
-                                Ok(()) | Err(ReplyError::Gone { .. }) => {}
-                                Err(error) => panic!("{error}"),
-                            }
-                        }
+                        node.serve(|request| match request.reply_with(|request| request) {
+                            Ok(()) | Err(ReplyError { cause: NotReplied::ClientGone, .. }) => {}
+                            Err(error) => panic!("{error}"),
+                        });
                         ended += node.poll(|token, response| assert_eq!(token, response.number)) as u64;
                         ended += node.take_lost(|lost| {
                             assert_eq!(lost.target, 0);
@@ -222,7 +221,7 @@ fn nodes_can_move_between_threads() {
     let [mut a, mut b] = pair::<u8, u8, ()>(&spinning(2));
     let (b, ticket) = std::thread::spawn(move || {
         while !b.wait(None) {}
-        let (_, _, ticket) = b.try_recv().unwrap();
+        let (_, ticket) = b.recv().unwrap().defer();
         (b, ticket)
     })
     .join_after(|| a.call(1, 1, ()).unwrap());

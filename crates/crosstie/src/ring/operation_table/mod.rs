@@ -17,7 +17,7 @@
 //! need no entry; so it [reserves](OperationTable::reserve) one first, and [leases](OperationTable::lease_reserved) it if it must.
 //!
 //! **Promises.** No lock, no allocation and no system call, apart from a task that really waits: its waker is behind a mutex that
-//! nobody holds for long; it is [deferred](crate::wait::wakers), so who ends operations lets the wakers run when it holds nothing. An operation
+//! is never locked for long. Wakers are [deferred](crate::wait::wakers): the thread that ends operations calls them when it has no lock. An operation
 //! ends once; `cancel` never changes one that has ended. The value is accessed by one side at a
 //! time: by the engine until it gives it back, and by the future after that.
 //!
@@ -330,7 +330,7 @@ impl<T, O: Orders> OperationTable<T, O> {
     #[inline]
     fn retire(&self, key: OperationKey) {
         let entry = self.entry(key);
-        // SAFETY: the operation is back and not held, and the thread that made it so calls this, once. So nobody else accesses the
+        // SAFETY: the operation is back and its future has let go, and the thread that made it so calls this, once. So nobody else accesses the
         // value. The drop runs after the cell is empty.
         let value = entry.value.with_mut(|at| unsafe { (*at).take() });
         drop(value);

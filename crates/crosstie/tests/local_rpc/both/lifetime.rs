@@ -30,7 +30,7 @@ fn missing_response_does_not_block_other_calls() {
                 token += 1;
                 client.call(&token, token).unwrap();
             }
-            assert!(matches!(client.call(&0, 0), Err(CallError::Full(0))));
+            assert!(matches!(client.call(&0, 0), Err(CallError { cause: NotCalled::Full, token: 0 })));
             assert_eq!(serve(&mut server), depth - 1);
             let received = collect(&mut client, depth - 1);
             assert!(received.iter().all(|(token, response)| *response == expected_response(*token)));
@@ -78,13 +78,16 @@ fn responses_of_an_ended_server_still_arrive() {
     });
     assert_eq!(end, Err(Disconnected::ServerGone));
     let refused = client.call(&0, 99);
-    assert!(matches!(refused, Err(CallError::Disconnected { token: 99, cause: Disconnected::ServerGone })));
+    assert!(matches!(
+        refused,
+        Err(CallError { cause: NotCalled::Disconnected(Disconnected::ServerGone), token: 99 })
+    ));
     received.sort();
     assert_eq!(received, [0, 3, 6, 9].map(|token| (token, expected_response(token))));
     assert_eq!(client.in_flight(), 6);
     assert_eq!(client.wait(None), Err(Disconnected::ServerGone));
     let error = client.exchange(&5, |_| panic!("no response")).unwrap_err();
-    assert!(matches!(error, CallError::Disconnected { cause: Disconnected::ServerGone, .. }), "{error}");
+    assert!(matches!(error, ExchangeError::Disconnected(Disconnected::ServerGone)), "{error}");
     let mut lost = Vec::new();
     client.disconnect(|token| lost.push(token));
     lost.sort();
@@ -140,7 +143,8 @@ fn ticket_is_valid_for_its_own_call_only() {
     let mut deferred = defer(&mut server, 2);
     let (_, second) = deferred.pop().unwrap();
     let (_, first) = deferred.pop().unwrap();
-    let Err(ReplyError::WrongServer(first)) = other.reply(first, &0) else {
+    let Err(ReplyError { cause: NotReplied::WrongServer, ticket: Some(first) }) = other.reply(first, &0)
+    else {
         panic!("another server accepted the ticket")
     };
     server.reply(first, &expected_response(1)).unwrap();
@@ -152,7 +156,7 @@ fn ticket_is_valid_for_its_own_call_only() {
         server.counters().disconnects == 1
     });
     let gone = server.reply(second, &0);
-    assert!(matches!(gone, Err(ReplyError::ClientGone)), "{gone:?}");
+    assert!(matches!(gone, Err(ReplyError { cause: NotReplied::ClientGone, ticket: None })), "{gone:?}");
 }
 
 #[test]
@@ -181,7 +185,10 @@ fn slots_of_disconnected_clients_are_reused() {
                 server.counters().disconnects == generation + 1
             });
             for ticket in stale.drain(..) {
-                assert!(matches!(server.reply(ticket, &0), Err(ReplyError::ClientGone)));
+                assert!(matches!(
+                    server.reply(ticket, &0),
+                    Err(ReplyError { cause: NotReplied::ClientGone, ticket: None })
+                ));
             }
         }
     }

@@ -143,17 +143,26 @@ fn messages_above_the_limit_are_handed_back() {
     let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
     let mut client = Client::<[u8], [u8], &str>::connect(&name).unwrap();
     let error = client.call(&[0; 101], "back").unwrap_err();
-    assert!(matches!(error, CallError::TooLong { token: "back", len: 101, limit: 100 }), "{error}");
+    assert!(
+        matches!(error, CallError { cause: NotCalled::TooLong { len: 101, limit: 100 }, token: "back" }),
+        "{error}"
+    );
     assert_eq!(client.in_flight(), 0);
     client.call(&[7; 100], "fits").unwrap();
     server.poll();
     let request = server.recv().unwrap();
     assert_eq!(request.message(), [7; 100]);
     // The ticket stays valid after each refused reply.
-    let Err(ReplyError::TooLong { ticket, len: 61, limit: 60 }) = request.reply(&[0; 61]) else {
+    let Err(ReplyError { cause: NotReplied::TooLong { len: 61, limit: 60 }, ticket: Some(ticket) }) =
+        request.reply(&[0; 61])
+    else {
         panic!("fits")
     };
-    let Err(ReplyError::TooLong { ticket, .. }) = server.reply(ticket, &[0; 1000]) else { panic!("fits") };
+    let Err(ReplyError { cause: NotReplied::TooLong { .. }, ticket: Some(ticket) }) =
+        server.reply(ticket, &[0; 1000])
+    else {
+        panic!("fits")
+    };
     server.reply(ticket, &[9; 60]).unwrap();
     assert_eq!(client.poll(|token, response| assert_eq!((token, response), ("fits", &[9; 60][..]))), Ok(1));
 }
@@ -167,15 +176,18 @@ fn full_client_can_call_again_after_polling() {
             for token in 0..depth {
                 // A shared ring may be smaller than the queue depth of one client.
                 while let Err(error) = client.call(&token, token) {
-                    assert!(!matches!(error, CallError::Full(_)), "call {token} of {depth} in round {round}");
+                    assert!(
+                        !matches!(error.cause, NotCalled::Full),
+                        "call {token} of {depth} in round {round}"
+                    );
                     serve(&mut server);
                 }
             }
             let full = client.call(&99, 77);
-            assert!(matches!(full, Err(CallError::Full(77))), "{full:?}");
+            assert!(matches!(full, Err(CallError { cause: NotCalled::Full, token: 77 })), "{full:?}");
             serve(&mut server);
             // The responses are there, but were not polled yet.
-            assert!(matches!(client.call(&99, 77), Err(CallError::Full(77))));
+            assert!(matches!(client.call(&99, 77), Err(CallError { cause: NotCalled::Full, token: 77 })));
             let received = collect(&mut client, depth as usize);
             assert!(received.iter().all(|(token, response)| *response == expected_response(*token)));
         }
@@ -215,6 +227,40 @@ fn empty_and_long_messages_arrive_unchanged() {
     }
 }
 
+/// One `serve` ends, however fast requests come. Requests are handed out once and in order, and some are answered after it.
+#[test]
+fn serve_ends_while_requests_keep_coming() {
+    let (mut server, mut client) = pair(&Config { queue_depth: 64, ..Config::default() });
+    let (mut made, mut served, mut ended) = (0, 0, 0);
+    let mut deferred = Vec::new();
+    until("all calls have their responses", || {
+        let count = server.serve(|request| {
+            assert_eq!(*request.message(), served);
+            let response = expected_response(served);
+            served += 1;
+            match served % 50 {
+                0 => deferred.push((request.defer(), response)),
+                _ => request.reply(&response).unwrap(),
+            }
+            while made < 2000 && client.call(&made, made).is_ok() {
+                made += 1;
+            }
+            ended += client.poll(|token, response| assert_eq!(*response, expected_response(token))).unwrap();
+        });
+        assert!(count <= 256, "{count} requests");
+        for (ticket, response) in deferred.drain(..) {
+            server.reply(ticket, &response).unwrap();
+        }
+        ended += client.poll(|token, response| assert_eq!(*response, expected_response(token))).unwrap();
+        if made == 0 {
+            client.call(&0, 0).unwrap();
+            made = 1;
+        }
+        ended == 2000
+    });
+    assert_eq!((served, server.serve(|_| unreachable!())), (2000, 0));
+}
+
 #[test]
 fn invalid_enum_tag_ends_the_connection() {
     use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
@@ -229,11 +275,10 @@ fn invalid_enum_tag_ends_the_connection() {
     let mut bad = Client::<u8, Verb>::connect(&name).unwrap();
     bad.call(&9, ()).unwrap();
     good.call(&Verb::Get, ()).unwrap();
-    server.poll();
-    while let Some(request) = server.recv() {
+    server.serve(|request| {
         assert_eq!(*request.message(), Verb::Get);
         request.reply(&Verb::Get).unwrap();
-    }
+    });
     assert_eq!(good.poll(|(), verb| assert_eq!(*verb, Verb::Get)), Ok(1));
     until("the other client is disconnected", || bad.poll(|(), _| panic!("no response")).is_err());
     assert_eq!(server.counters().violations, 1);
@@ -248,7 +293,7 @@ fn invalid_enum_tag_ends_the_connection() {
     assert_eq!(client.poll(|_, _| panic!("no response")), Err(Disconnected::InvalidResponse));
     assert!(matches!(
         client.call(&1, 8),
-        Err(CallError::Disconnected { token: 8, cause: Disconnected::InvalidResponse })
+        Err(CallError { cause: NotCalled::Disconnected(Disconnected::InvalidResponse), token: 8 })
     ));
     client.reconnect().unwrap();
     server.poll();

@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("node-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+    format!("local-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
 #[track_caller]
@@ -42,14 +42,10 @@ fn expected_response(request: u64) -> u64 {
 
 /// Replies to all requests that are there. Returns their number.
 fn serve(server: &mut Server<u64, u64>) -> usize {
-    let mut count = 0;
-    server.poll();
-    while let Some(request) = server.recv() {
+    server.serve(|request| {
         let response = expected_response(*request.message());
         request.reply(&response).unwrap();
-        count += 1;
-    }
-    count
+    })
 }
 
 /// Receives `count` requests, in order, without a reply.

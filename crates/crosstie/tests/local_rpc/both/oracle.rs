@@ -184,7 +184,7 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
                 );
                 client_state.calls.push(Call { token, request, received: false, response: None });
             }
-            Err(CallError::Full(back)) => {
+            Err(CallError { cause: NotCalled::Full, token: back }) => {
                 assert_eq!((back, client_state.calls.len()), (token, self.depth), "full");
             }
             Err(error) => panic!("{error}"),
@@ -251,7 +251,7 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
                 assert!(call.received && call.response.is_none());
                 call.response = Some(response);
             }
-            (Ok(()) | Err(ReplyError::ClientGone), None) => {}
+            (Ok(()) | Err(ReplyError { cause: NotReplied::ClientGone, .. }), None) => {}
             (Err(error), call) => panic!("{error}: {call:?}"),
         }
     }
@@ -306,7 +306,10 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
         expected.sort();
         assert_eq!(lost, expected, "tokens that are handed back");
         let refused = Req::with(&content(0, Req::len(0)), |request| client_state.client.call(request, 5));
-        assert!(matches!(refused, Err(CallError::Disconnected { token: 5, .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(CallError { cause: NotCalled::Disconnected(_), token: 5 })),
+            "{refused:?}"
+        );
         client_state.calls.clear();
         client_state.key = 0;
         client_state.client.reconnect().unwrap();
@@ -401,7 +404,10 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
         for Deferred { ticket, .. } in self.deferred {
             let refused =
                 Resp::with(&content(0, Resp::len(0)), |response| model.server.reply(ticket, response));
-            assert!(matches!(refused, Err(ReplyError::WrongServer(_))), "{refused:?}");
+            assert!(
+                matches!(refused, Err(ReplyError { cause: NotReplied::WrongServer, ticket: Some(_) })),
+                "{refused:?}"
+            );
         }
         model.finish();
     }

@@ -71,15 +71,14 @@ fn threads_get_their_own_responses() {
                     stop.store(true, Relaxed);
                 }
                 server.wait(Some(Duration::from_millis(5)));
-                server.poll();
-                while let Some(request) = server.recv() {
+                server.serve(|request| {
                     turn = turn.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                     let response = request.message().map(expected_response);
                     match turn >> 62 {
                         0 => deferred.push((request.defer(), response)),
                         _ => request.reply(&response).unwrap(),
                     }
-                }
+                });
                 while let Some((ticket, response)) = deferred.pop() {
                     server.reply(ticket, &response).unwrap();
                 }

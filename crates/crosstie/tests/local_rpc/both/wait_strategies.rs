@@ -28,13 +28,12 @@ fn request_wakes_the_server_and_response_wakes_the_client() {
             let mut served = 0;
             while served < 10 {
                 assert!(server.wait(Some(TIMEOUT)), "{strategy:?}");
-                server.poll();
-                while let Some(request) = server.recv() {
+                server.serve(|request| {
                     std::thread::sleep(PARK_TIME / 4);
                     let response = expected_response(*request.message());
                     request.reply(&response).unwrap();
                     served += 1;
-                }
+                });
             }
         });
     }
@@ -81,7 +80,7 @@ fn end_of_the_server_wakes_all_strategy_clients() {
             let done = sender;
             scope.spawn(move || {
                 let error = exchanger.exchange(&1, |_| panic!("no response")).unwrap_err();
-                let gone = matches!(error, CallError::Disconnected { cause: Disconnected::ServerGone, .. });
+                let gone = matches!(error, ExchangeError::Disconnected(Disconnected::ServerGone));
                 assert!(gone, "{error}");
                 assert_eq!(exchanger.in_flight(), 0);
                 done.send("Err(ServerGone)".to_owned()).unwrap();
@@ -108,7 +107,7 @@ fn exchange_does_not_take_other_responses() {
             }
             client.call(&1_000_001, 6).unwrap();
             client.call(&1_000_002, 7).unwrap();
-            assert!(matches!(client.exchange(&3, |_| ()), Err(CallError::Full(()))));
+            assert!(matches!(client.exchange(&3, |_| ()), Err(ExchangeError::Full)));
             let mut received = collect(&mut client, 3);
             received.sort();
             assert_eq!(received, [5, 6, 7].map(|token| (token, expected_response(1_000_000 + token - 5))));
@@ -116,8 +115,7 @@ fn exchange_does_not_take_other_responses() {
         let (mut served, mut deferred) = (0, Vec::new());
         while served < 503 {
             assert!(server.wait(Some(TIMEOUT)));
-            server.poll();
-            while let Some(request) = server.recv() {
+            server.serve(|request| {
                 served += 1;
                 if *request.message() >= 1_000_000 {
                     deferred.push((*request.message(), request.defer()));
@@ -125,7 +123,7 @@ fn exchange_does_not_take_other_responses() {
                     let response = expected_response(*request.message());
                     request.reply(&response).unwrap();
                 }
-            }
+            });
         }
         for (request, ticket) in deferred {
             server.reply(ticket, &expected_response(request)).unwrap();

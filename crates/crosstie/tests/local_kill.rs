@@ -12,7 +12,7 @@
 //! mapping, thread or file. This is not a libtest harness: the victims are this same program. If `CROSSTIE_STRESS_SECONDS` is
 //! set, to any value, no instruction is skipped.
 
-mod node_service;
+mod local_service;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crosstie_testkit::rng;
 use crosstie_testkit::actor::{Actor, Fallible, report_ready};
 use crosstie_testkit::footprint::Footprint;
 use crosstie_testkit::trace;
-use node_service::{Service, Words, expected_response, is_request, request};
+use local_service::{Service, Words, expected_response, is_request, request};
 use rng::Random;
 
 /// Calls that a client may have in flight.
@@ -39,7 +39,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     if let [_, role, service, name, task] = &args[..] {
-        node_service::each!(
+        local_service::each!(
             S,
             if service == S::NAME {
                 match &role[..] {
@@ -54,7 +54,7 @@ fn main() {
     let seed = rng::seed();
     let mut random = Random(seed);
     let (mut passed, mut failed, mut kills) = (0, 0, 0);
-    node_service::each!(S, {
+    local_service::each!(S, {
         // What a process keeps after its first server, such as the watcher thread, is not a leak.
         let name = fresh_name();
         drop((S::create(&name, 1, DEPTH), S::connect(&name)));
@@ -92,7 +92,7 @@ fn main() {
 
 fn fresh_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("node-kill-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+    format!("local-kill-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
 /// Kills a victim of this task at its end, which gives the number of its instructions, and then victims at instructions all
@@ -310,7 +310,7 @@ fn kill_clients_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u6
     let (mut at, mut kills) = (1 + random.below(stride), 1);
     while at <= total {
         wait_for_clients(1, "before")?;
-        let what = format!("held at step {at}");
+        let what = format!("stopped at step {at}");
         let mut slow = start::<S>("client", &name, "slow")?;
         slow.expect("ready")?;
         let mut dying = start::<S>("client", &name, "run")?;
@@ -330,7 +330,7 @@ fn kill_clients_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u6
         slow.kill().map_err(|e| format!("{what}: {e}"))?;
         (at, kills) = (at + stride, kills + 2);
     }
-    println!("{}, held in a call: {kills} kills over its {total} instructions", S::NAME);
+    println!("{}, stopped in a call: {kills} kills over its {total} instructions", S::NAME);
     wait_for_clients(1, "after")?;
     steady.stop()?;
     server.stop()?;
@@ -399,7 +399,7 @@ fn call_some<S: Service>(
     next: &mut u64,
     pending: &mut HashSet<u64>,
     progress: &Progress,
-) -> Result<(), node_service::Ended> {
+) -> Result<(), local_service::Ended> {
     while S::call(client, &request(*next, salt), *next)? {
         pending.insert(*next);
         *next += 1;
@@ -412,7 +412,7 @@ fn poll_some<S: Service>(
     salt: u64,
     pending: &mut HashSet<u64>,
     progress: &Progress,
-) -> Result<(), node_service::Ended> {
+) -> Result<(), local_service::Ended> {
     S::wait_for_response(client, Duration::from_millis(5))?;
     S::poll(client, &mut |token, response| {
         assert!(pending.remove(&token), "{token} received two responses, or was never called");

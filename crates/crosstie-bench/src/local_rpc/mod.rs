@@ -1,4 +1,4 @@
-//! `crosstie bench ipc`, `delegation` and `flux`: requests and responses inside one node, compared with what the machine allows.
+//! `crosstie bench ipc`, `delegation` and `flux`: requests and responses on one machine, compared with what the machine allows.
 //!
 //! There are one server and one or more clients, threads or processes. The first client leads; it and the server also measure the
 //! limits, while the other clients sleep.

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 pub(crate) use crosstie::ipc::Disconnected;
-use crosstie::ipc::{CallError, ConnectError, CreateError};
+use crosstie::ipc::{CallError, ConnectError, CreateError, ExchangeError, NotCalled};
 
 /// The type of requests and responses.
 pub(crate) type Words = [u64; 4];
@@ -55,7 +55,7 @@ pub(crate) trait Service: 'static {
     fn call(client: &mut Self::Client, request: &Words, token: u64) -> Result<bool, Ended>;
     fn wait_for_response(client: &mut Self::Client, timeout: Duration) -> Result<bool, Ended>;
     fn poll(client: &mut Self::Client, each: &mut dyn FnMut(u64, &Words)) -> Result<(), Ended>;
-    fn exchange(client: &mut Self::Client, request: &Words) -> Result<Words, CallError<()>>;
+    fn exchange(client: &mut Self::Client, request: &Words) -> Result<Words, ExchangeError>;
     fn disconnect(client: &mut Self::Client) -> Vec<u64>;
     fn reconnect(client: &mut Self::Client) -> Result<(), ConnectError>;
 }
@@ -103,7 +103,7 @@ macro_rules! service {
             fn call(client: &mut Self::Client, request: &Words, token: u64) -> Result<bool, Ended> {
                 match client.call(request, token) {
                     Ok(()) => Ok(true),
-                    Err(CallError::Disconnected { cause, .. }) => Err(Ended(cause)),
+                    Err(CallError { cause: NotCalled::Disconnected(cause), .. }) => Err(Ended(cause)),
                     Err(_) => Ok(false),
                 }
             }
@@ -114,7 +114,7 @@ macro_rules! service {
             fn poll(client: &mut Self::Client, each: &mut dyn FnMut(u64, &Words)) -> Result<(), Ended> {
                 client.poll(each).map(drop).map_err(Ended)
             }
-            fn exchange(client: &mut Self::Client, request: &Words) -> Result<Words, CallError<()>> {
+            fn exchange(client: &mut Self::Client, request: &Words) -> Result<Words, ExchangeError> {
                 client.exchange(request, |response| *response)
             }
             fn disconnect(client: &mut Self::Client) -> Vec<u64> {
@@ -135,13 +135,13 @@ service!(Delegation, delegation);
 /// Evaluates an expression for each service, which `$service` names.
 macro_rules! each {
     ($service:ident, $what:expr) => {
-        $crate::node_service::type_of!($service, Ipc, $what);
-        $crate::node_service::type_of!($service, Delegation, $what);
+        $crate::local_service::type_of!($service, Ipc, $what);
+        $crate::local_service::type_of!($service, Delegation, $what);
     };
 }
 macro_rules! type_of {
     ($service:ident, $type:ident, $what:expr) => {{
-        type $service = node_service::$type;
+        type $service = local_service::$type;
         $what
     }};
 }

@@ -9,7 +9,7 @@ macro_rules! shared_memory_rpc {
         use core::marker::PhantomData;
         use std::time::Duration;
 
-        use crosstie::$module::{CallError, Client, Server};
+        use crosstie::$module::{Client, Server};
 
         use super::payload::Payload;
         use super::rpc_loop::{RpcClient, RpcServer, response_number};
@@ -56,8 +56,8 @@ macro_rules! shared_memory_rpc {
                 self.request.set_number(number);
                 match self.client.call(&self.request, number) {
                     Ok(()) => Ok(true),
-                    Err(CallError::Full(_) | CallError::RingFull(_)) => Ok(false),
-                    Err(error) => Err(Error::rpc("calling")(error)),
+                    Err(error) if error.cause.is_back_pressure() => Ok(false),
+                    Err(error) => Err(Error::rpc("calling")(error.cause)),
                 }
             }
 
@@ -80,14 +80,15 @@ macro_rules! shared_memory_rpc {
         impl<M: Payload + ?Sized> RpcServer for Responder<M> {
             #[inline(always)]
             fn serve(&mut self) -> Result<usize, Error> {
-                self.server.poll();
-                let mut count = 0;
-                while let Some(request) = self.server.recv() {
-                    self.response.set_number(response_number(black_box(request.message()).number()));
-                    request.reply(&self.response).map_err(Error::rpc("replying"))?;
-                    count += 1;
-                }
-                Ok(count)
+                let Responder { server, response } = self;
+                let mut replied = Ok(());
+                let count = server.serve(|request| {
+                    response.set_number(response_number(black_box(request.message()).number()));
+                    if let Err(error) = request.reply(response) {
+                        replied = Err(Error::rpc("replying")(error));
+                    }
+                });
+                replied.map(|()| count)
             }
 
             fn wait(&mut self, timeout: Duration) -> Result<(), Error> {

@@ -4,7 +4,7 @@ use core::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crosstie::flux::{CallError, Config, ConfigError, Node, network};
+use crosstie::flux::{Config, CreateError, Node, network};
 
 use super::payload::Payload;
 use super::rpc_loop::{RpcClient, RpcServer, response_number};
@@ -31,11 +31,11 @@ pub(super) fn transport(plan: &Arguments, wait: Wait) -> Result<Box<dyn Transpor
 }
 
 fn sized<const N: usize>(plan: &Arguments, wait: Wait) -> Result<Box<dyn Transport>, Error> {
-    let (capacity, max_in_flight) = (plan.queue_depth, plan.queue_depth);
-    let config = Config { capacity, max_in_flight, wait_strategy: wait.into() };
+    let queue_depth = plan.queue_depth;
+    let config = Config { queue_depth, max_in_flight: queue_depth, wait_strategy: wait.into() };
     let nodes = network::<Message<N>, Message<N>, u64>(plan.clients + 1, &config);
     let nodes = nodes.map_err(|error| match error {
-        ConfigError::Parking(_) => Error::rpc("creating the network")(error),
+        CreateError::Parking(_) => Error::rpc("creating the network")(error),
         _ => Error::Usage(error.to_string()),
     })?;
     Ok(Box::new(Flux { nodes: Mutex::new(nodes.into_iter().map(Some).collect()) }))
@@ -78,8 +78,8 @@ impl<const N: usize> RpcClient for FluxPeer<N> {
         self.message.set_number(number);
         match self.node.call(SERVER, self.message, number) {
             Ok(()) => Ok(true),
-            Err(error) if error.is_back_pressure() => Ok(false),
-            Err(error) => Err(call_failed(&error)),
+            Err(error) if error.cause.is_back_pressure() => Ok(false),
+            Err(error) => Err(Error::rpc("calling")(error.cause)),
         }
     }
 
@@ -97,24 +97,19 @@ impl<const N: usize> RpcClient for FluxPeer<N> {
 impl<const N: usize> RpcServer for FluxPeer<N> {
     #[inline(always)]
     fn serve(&mut self) -> Result<usize, Error> {
-        let mut count = 0;
-        while let Some((_, request, token)) = self.node.try_recv() {
-            self.message.set_number(response_number(black_box(&request).number()));
-            self.node
-                .reply(token, self.message)
-                .map_err(|error| Error::Rpc { what: "replying", source: error.to_string().into() })?;
-            count += 1;
-        }
-        Ok(count)
+        let FluxPeer { node, message } = self;
+        let mut replied = Ok(());
+        let count = node.serve(|request| {
+            message.set_number(response_number(black_box(request.message()).number()));
+            if let Err(error) = request.reply(*message) {
+                replied = Err(Error::rpc("replying")(error.cause));
+            }
+        });
+        replied.map(|()| count)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         self.node.wait(Some(timeout));
         Ok(())
     }
-}
-
-#[cold]
-fn call_failed<const N: usize>(error: &CallError<Message<N>, u64>) -> Error {
-    Error::Rpc { what: "calling", source: error.to_string().into() }
 }

@@ -9,7 +9,7 @@ use crosstie_testkit::actor::{
 use crosstie_testkit::rng::Random;
 use std::time::Duration;
 
-use crate::node_service::{self, Service, expected_response, request};
+use crate::local_service::{self, Service, expected_response, request};
 
 pub(crate) const TESTS: &[(&str, crate::Test)] = &[
     ("clients_go_on_while_another_client_is_stopped_anywhere_in_an_operation", stopped_clients),
@@ -22,7 +22,7 @@ const CALLS: u64 = 1000;
 const SALT: u64 = 99;
 
 fn stopped_clients(random: &mut Random) -> Fallible {
-    node_service::each!(S, {
+    local_service::each!(S, {
         for task in ["call", "poll"] {
             sweep(&format!("{} client, {task}", S::NAME), STOPS_PER_SWEEP, random, |steps, end| {
                 stop_client::<S>(task, steps, end)
@@ -112,7 +112,7 @@ fn call<S: Service>(server: &mut S::Server, client: &mut S::Client, calls: u64) 
 
 /// A client that is stopped.
 pub(crate) fn run_client(service: &str, name: &str, task: &str, measure: bool) -> Fallible {
-    node_service::each!(
+    local_service::each!(
         S,
         if service == S::NAME {
             client::<S>(name, task, measure)?;
@@ -162,7 +162,7 @@ fn client<S: Service>(name: &str, task: &str, measure: bool) -> Fallible {
 }
 
 fn stopped_servers(random: &mut Random) -> Fallible {
-    node_service::each!(S, {
+    local_service::each!(S, {
         for task in ["recv", "reply"] {
             sweep(&format!("{} server, {task}", S::NAME), STOPS_PER_SWEEP, random, |steps, end| {
                 stop_server::<S>(task, steps, end)
@@ -221,7 +221,7 @@ fn stop_server<S: Service>(task: &str, steps: u64, end: End) -> Fallible<u64> {
 
 /// A server that is stopped.
 pub(crate) fn run_server(service: &str, name: &str, task: &str, measure: bool) -> Fallible {
-    node_service::each!(
+    local_service::each!(
         S,
         if service == S::NAME {
             server::<S>(name, task, measure)?;
