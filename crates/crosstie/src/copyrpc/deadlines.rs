@@ -88,7 +88,7 @@ impl Deadlines {
 mod tests {
     use std::time::Duration;
 
-    use crosstie_protocol::copyrpc::{Content, Endpoint, FlowParams};
+    use crosstie_protocol::copyrpc::{Content, Flow, FlowParams};
 
     use super::*;
 
@@ -105,9 +105,8 @@ mod tests {
             pending_calls: CALLS,
             compact: true,
         };
-        let mut protocol = Endpoint::new(&params).unwrap();
-        let calls: Vec<CallId> =
-            (0..CALLS).map(|_| protocol.call(Content::Bytes, 0, 0, ()).unwrap().0).collect();
+        let mut flow = Flow::new(&params).unwrap();
+        let calls: Vec<CallId> = (0..CALLS).map(|_| flow.call(Content::Bytes, 0, 0, ()).unwrap().0).collect();
         let (mut deadlines, begin) = (Deadlines::default(), Instant::now());
         for number in 0..10_000 {
             let later = begin + Duration::from_secs(600 + number);

@@ -5,7 +5,7 @@
 //! | signal | one WRITE in [`SIGNAL_INTERVAL`] asks for a completion | a completion costs more than a small WRITE |
 //! | large batch | a batch of [`LARGE_BATCH`] messages goes at once | the peer works on it while this side writes more |
 //! | last reply | a short reply to the last request without one goes at once, if nothing waits to be posted and it is not delayed | there is nothing that could join it |
-//! | only call | a short call goes at once, if no other call of its endpoint is pending and nothing waits to be posted; one between two polls of its context | more calls may follow, but it is not known whether. A burst over many endpoints would need twice the receives |
+//! | only call | a short call goes at once, if no other call of its connection is pending and nothing waits to be posted; one between two polls of its context | more calls may follow, but it is not known whether. A burst over many connections would need twice the receives |
 //! | delay | a poll delays a small batch while the peer has not released earlier batches | a fast loop would send every message alone |
 //! | compact | a message of up to 32 bytes that is alone goes with a head of 16 bytes | head and message fit into a completion |
 //! | inline | a batch of up to [`MAX_INLINE_BATCH`] bytes is posted inline | the device need not fetch it from memory |
@@ -28,7 +28,7 @@ use crosstie_protocol::signaling::Signaling;
 pub(super) const SIGNAL_INTERVAL: u32 = 64;
 /// The WRITEs of a queue pair. Its other requests are signaled and stand for themselves.
 pub(super) type WriteSignaling = Signaling<SIGNAL_INTERVAL>;
-/// Work requests that a send queue holds. One half can be posted while the completion of the other half is awaited.
+/// Work requests that a send queue takes. One half can be posted while the completion of the other half is awaited.
 pub(super) const SEND_DEPTH: u32 = WriteSignaling::MIN_DEPTH;
 /// A small batch is delayed only while the peer has not released this many earlier batches.
 pub(super) const BATCHES_AHEAD: usize = 2;

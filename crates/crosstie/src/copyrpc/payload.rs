@@ -36,7 +36,6 @@ impl<'r> Payload<'r> {
         }
     }
 
-    // A function, so that there is a branch to it: otherwise, all parts of the usual payload would be selected one by one.
     #[cold]
     #[inline(never)]
     fn outside() -> Payload<'static> {
@@ -111,8 +110,7 @@ impl<'r> Payload<'r> {
         if self.len() != at + size_of::<T>() {
             return None;
         }
-        // Small values are loaded as words, or go through a buffer of words, so that they stay in registers or on the stack. The buffer is
-        // zeroed first, so it should not be much longer than the value.
+        // Small values need no buffer on the heap. The one on the stack is zeroed first, so it should not be much longer than the value.
         match size_of::<T>() {
             8 => self.read_words::<T, 1>(at),
             16 => self.read_words::<T, 2>(at),

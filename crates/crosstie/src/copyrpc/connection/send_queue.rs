@@ -41,7 +41,7 @@ impl Poster for RcQp {
 }
 
 impl Poster for Batch<'_> {
-    #[inline]
+    #[inline(always)]
     fn post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         Batch::post(self, wr)
     }

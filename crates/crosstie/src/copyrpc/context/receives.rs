@@ -104,7 +104,7 @@ impl ReceiveCount {
         while posted.get() < receives {
             match post(receives - posted.get()) {
                 Ok(count) => posted.set(posted.get() + count),
-                // The queue holds as many as it can.
+                // The queue is full.
                 Err(PostError::Full) => posted.set(receives),
                 // The receives that are left are enough for now. The next check of the peers tries again.
                 Err(_) if posted.get() > 0 => break,

@@ -271,7 +271,7 @@ impl<S, U, H: Handle<S, U>> Handlers<S, U> for H {}
 #[derive(Debug)]
 pub struct NoMethods;
 
-/// How a handler runs and answers. Types instead of closures, because only functions can be inlined always.
+/// How a handler runs and answers.
 trait Run<M: Method, S, U> {
     fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome;
 }
@@ -399,7 +399,6 @@ where
         method == M::ID || self.rest.has(method)
     }
 
-    // Always inline, here and in `send_reply`: the lengths are constants there.
     #[inline(always)]
     fn handle(
         &mut self,
