@@ -115,7 +115,7 @@ impl<U> Flow<U> {
     }
 
     /// Checks that a call can be made now. Returns the credit that it uses.
-    #[inline(always)]
+    #[inline]
     fn check_call<R: Report<Refusal>>(&self, len: usize, response_len: usize) -> Result<u64, R> {
         let (max_len, max_response) = (self.max_request_len, self.max_response_len);
         ensure!(len <= max_len, Refusal::TooLong { len, max: max_len });
@@ -162,7 +162,7 @@ impl<U> Flow<U> {
         Ok(placement)
     }
 
-    #[inline(always)]
+    #[inline]
     fn check_reply<R: Report<ReplyError>>(&self, token: &ReplyToken, len: usize) -> Result<(), R> {
         let fits = wire::response_size(len) <= token.credit() || rule_broken!(self.sender, LongReplies);
         ensure!(fits, ReplyError::TooLong { len, max: token.max_len() });
@@ -176,7 +176,7 @@ impl<U> Flow<U> {
         self.credit_available + self.credit_owed
     }
 
-    #[inline(always)]
+    #[inline]
     fn place(&mut self, header: Header) -> Placement {
         let Flow { sender, receiver, .. } = self;
         let offset = sender.place(&header, padded_size(header.ring_len()), || receiver.consumer()) as usize;
@@ -184,7 +184,7 @@ impl<U> Flow<U> {
     }
 
     /// Whether a call would be the only one: no other is pending, and nothing waits to be posted.
-    #[inline(always)]
+    #[inline]
     pub fn is_only_call(&self) -> bool {
         // Every call uses credit until its response arrives.
         self.credit_owed == 0 && self.sender.is_idle()
@@ -192,14 +192,14 @@ impl<U> Flow<U> {
 
     /// Whether a reply would be the last: no other request waits for one, none of the batch that was accepted last is left, and nothing waits
     /// to be posted.
-    #[inline(always)]
+    #[inline]
     pub fn is_last_reply(&self, token: &ReplyToken) -> bool {
         self.sender.owes_only(token.credit()) && self.sender.is_idle() && self.receiver.batch_ended()
     }
 
     /// Whether [`Flow::next_write`] or [`Flow::needs_position_read`] may have something although nothing was placed. If not, a caller
     /// need not ask them after a compact batch with a request, which does not move the consumer position either.
-    #[inline(always)]
+    #[inline]
     pub fn may_have_news(&self) -> bool {
         self.lacks_credit || self.sender.may_have_news()
     }
@@ -215,7 +215,7 @@ impl<U> Flow<U> {
     }
 
     /// Notes that the last result of [`Flow::next_write`] was posted.
-    #[inline(always)]
+    #[inline]
     pub fn write_posted(&mut self, write: &Write) {
         self.sender.write_posted(write);
     }
@@ -383,14 +383,14 @@ impl<U> Flow<U> {
     }
 
     /// The consumer position, for the word that the peer can READ. The caller publishes it whenever it moves.
-    #[inline(always)]
+    #[inline]
     pub fn consumer_position(&mut self) -> u64 {
         self.receiver.consumer()
     }
 
     /// Whether the payload of the next message may be posted as a WRITE of its own, see [`Flow::payload_sent_directly`]. It
     /// may not while a sealed batch waits to be posted.
-    #[inline(always)]
+    #[inline]
     pub fn can_send_payload_directly(&self) -> bool {
         self.sender.has_no_sealed_write()
     }

@@ -12,14 +12,14 @@ pub trait RingBytes {
 
 /// The head of a compact batch that came with its completion: all that the flow loads of such a batch.
 impl RingBytes for [u64; 2] {
-    #[inline(always)]
+    #[inline]
     fn load_words(&self, _: usize) -> [u64; 2] {
         *self
     }
 }
 
 impl RingBytes for [u8] {
-    #[inline(always)]
+    #[inline]
     fn load_words(&self, offset: usize) -> [u64; 2] {
         let bytes = &self[offset..offset + 16];
         let number = u128::from_le_bytes(core::array::from_fn(|i| bytes[i]));

@@ -55,7 +55,7 @@ impl<U> PendingCalls<U> {
     }
 
     /// Adds a call. The table is not full.
-    #[inline(always)]
+    #[inline]
     pub(super) fn insert(&mut self, credit_blocks: u32, user: U) -> CallId {
         let Ok(key) = self.0.insert(PendingCall { credit_blocks, user: Some(user) }) else {
             unreachable!("a call for which there is no room is refused before")
@@ -64,7 +64,7 @@ impl<U> PendingCalls<U> {
     }
 
     /// Removes a call that [is pending](PendingCalls::credit_blocks). Returns what the caller attached, if the call was not abandoned.
-    #[inline(always)]
+    #[inline]
     pub(super) fn remove(&mut self, bits: u32) -> Option<U> {
         self.0.remove(CallKey::from_bits(bits))?.user
     }

@@ -163,7 +163,7 @@ impl Receiver {
     }
 
     /// Begins a batch, whose first message is `front` bytes behind its start. The first message of a compact batch comes from its head.
-    #[inline(always)]
+    #[inline]
     pub(super) fn begin_batch(
         &mut self,
         place: &BatchPlace,
@@ -197,7 +197,7 @@ impl Receiver {
     }
 
     /// Checks that a message is inside its batch, and that the last one ends with it. Returns the bytes that the message takes.
-    #[inline(always)]
+    #[inline]
     pub(super) fn check_size<R: Report<Violation>>(next: &NextMessage) -> Result<u64, R> {
         let NextMessage { header, left, is_compact, is_last, .. } = *next;
         let needs = if is_compact { left } else { wire::padded_size(header.ring_len()) };
@@ -207,7 +207,7 @@ impl Receiver {
     }
 
     /// Takes the next message, which has so many bytes: it is the current one.
-    #[inline(always)]
+    #[inline]
     pub(super) fn take(&mut self, size: u64) {
         self.finished = self.cursor;
         self.cursor += size;
@@ -216,7 +216,7 @@ impl Receiver {
     }
 
     /// Frees the space of the current message, unless it is retained. No message is current afterwards.
-    #[inline(always)]
+    #[inline]
     pub(super) fn finish_message(&mut self) {
         self.finished = self.cursor;
     }
@@ -238,7 +238,7 @@ impl Receiver {
     }
 
     /// Whether the current batch has been parsed to its end.
-    #[inline(always)]
+    #[inline]
     pub(super) fn batch_ended(&self) -> bool {
         self.messages_left == 0
     }
@@ -254,7 +254,7 @@ impl Receiver {
     }
 
     /// The consumer position: everything before it was released.
-    #[inline(always)]
+    #[inline]
     pub(super) fn consumer(&mut self) -> u64 {
         if self.retained_messages == 0 {
             self.consumer = self.finished;
@@ -281,7 +281,7 @@ impl Receiver {
         self.consumer = position.min(self.finished);
     }
 
-    #[inline(always)]
+    #[inline]
     fn offset(&self, position: u64) -> u64 {
         position & self.offset_mask
     }

@@ -209,19 +209,19 @@ impl Sender {
     }
 
     /// Whether a message of `size` bytes can follow in the open batch. A batch that ends exactly at the end of the ring is complete.
-    #[inline(always)]
+    #[inline]
     fn fits_open_batch(&self, size: u64) -> bool {
         self.producer + size <= self.open.ring_end
     }
 
     /// Whether a new batch with a message of `size` bytes can begin without an end of the ring in front of the message.
-    #[inline(always)]
+    #[inline]
     fn fits_new_batch(&self, size: u64) -> bool {
         self.open.messages == 0 && self.offset(self.producer) + METADATA + size <= self.capacity
     }
 
     /// Bytes up to the end of the ring; zero if `producer` is there already.
-    #[inline(always)]
+    #[inline]
     fn bytes_to_end(&self) -> u64 {
         self.producer.wrapping_neg() & self.offset_mask
     }
@@ -241,32 +241,32 @@ impl Sender {
     }
 
     /// Whether a response that returns so much credit can be expected by the peer.
-    #[inline(always)]
+    #[inline]
     pub(super) fn owes(&self, credit: u64) -> bool {
         credit <= self.credit_owed
     }
 
     /// Whether no request but that of this response waits for its response.
-    #[inline(always)]
+    #[inline]
     pub(super) fn owes_only(&self, credit: u64) -> bool {
         self.credit_owed == credit
     }
 
     /// Takes back the credit of a response that has been placed.
-    #[inline(always)]
+    #[inline]
     pub(super) fn return_credit(&mut self, credit: u64) {
         self.credit_granted -= credit;
         self.credit_owed -= credit;
     }
 
     /// The credit that requests of the peer can use.
-    #[inline(always)]
+    #[inline]
     pub(super) fn credit_available(&self) -> u64 {
         self.credit_available
     }
 
     /// Notes that a request of the peer uses credit. There is as much.
-    #[inline(always)]
+    #[inline]
     pub(super) fn use_credit(&mut self, credit: u64) {
         self.credit_available -= credit;
         self.credit_owed += credit;
@@ -303,7 +303,7 @@ impl Sender {
     }
 
     /// Notes that the last result of `next_write` was posted.
-    #[inline(always)]
+    #[inline]
     pub(super) fn write_posted(&mut self, write: &Write) {
         if self.sealed_len > 0 {
             self.sealed_len -= 1;
@@ -316,20 +316,20 @@ impl Sender {
     }
 
     /// Whether nothing waits to be posted.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.open.messages == 0 && self.sealed_len == 0
     }
 
     /// Whether a flush may have something to post, or a READ to make, though no message was placed: credit that was not granted, or a lack
     /// of room.
-    #[inline(always)]
+    #[inline]
     pub(super) fn may_have_news(&self) -> bool {
         self.credit_granted < self.credit_limit || self.lacks_room
     }
 
     /// Whether every sealed write was posted.
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_no_sealed_write(&self) -> bool {
         self.sealed_len == 0
     }
@@ -352,7 +352,7 @@ impl Sender {
     }
 
     /// Applies what a write says: from now on, neither its length nor its metadata change.
-    #[inline(always)]
+    #[inline]
     fn fix(&mut self, write: &Write) {
         self.open = OpenBatch::NONE;
         self.producer = write.end;
@@ -362,7 +362,7 @@ impl Sender {
     }
 
     /// A batch with metadata, of which `len` bytes are to be written.
-    #[inline(always)]
+    #[inline]
     fn batch(&self, start: u64, end: u64, len: u64, message_count: u32, consumer: u64) -> Write {
         Write {
             offset: self.offset(start) as usize,
@@ -375,7 +375,7 @@ impl Sender {
     }
 
     /// The metadata of a batch that ends at `end`.
-    #[inline(always)]
+    #[inline]
     fn metadata(&self, end: u64, message_count: u32, consumer: u64) -> FlowMetadata {
         let credit_grant = self.grantable(end);
         debug_assert!(
@@ -387,7 +387,7 @@ impl Sender {
     }
 
     /// The credit that a batch which ends at `end` may grant: limited by the invariant and by `credit_limit`.
-    #[inline(always)]
+    #[inline]
     fn grantable(&self, end: u64) -> u64 {
         let (in_flight, by_policy) = (end - self.remote_consumer, self.credit_limit - self.credit_granted);
         // If the invariant allows as much as the policy, there is nothing to compute.
@@ -403,7 +403,7 @@ impl Sender {
     ///   part of what responses have freed, and nothing but a response frees more.
     /// - This side lacks credit and has released messages that the peer does not know about. The peer then grants
     ///   credit, after which this side lacks nothing.
-    #[inline(always)]
+    #[inline]
     fn is_credit_batch_due(&mut self, consumer: u64, lacks_credit: bool) -> bool {
         let has_news = lacks_credit && consumer > self.announced && !rule_broken!(self, NeverTellsReleases);
         let missing = self.credit_limit - self.credit_granted;
@@ -421,7 +421,7 @@ impl Sender {
     }
 
     /// Checks the peer's consumer position in a batch. Returns whether it is beyond that of the batch before.
-    #[inline(always)]
+    #[inline]
     pub(super) fn check_batch_position<R: Report<Violation>>(&self, position: u64) -> Result<bool, R> {
         if rule_broken!(self, DeltaPosition) {
             return Ok(true);
@@ -434,7 +434,7 @@ impl Sender {
     }
 
     /// Takes the peer's consumer position from a batch.
-    #[inline(always)]
+    #[inline]
     pub(super) fn learn_from_batch(&mut self, position: u64) {
         if rule_broken!(self, DeltaPosition) {
             self.remote_consumer = self.producer.min(self.remote_consumer + position);
@@ -445,7 +445,7 @@ impl Sender {
     }
 
     /// The peer's consumer position with these low bits, in blocks: the highest one that is not beyond what was sent.
-    #[inline(always)]
+    #[inline]
     pub(super) fn full_position<R: Report<Violation>>(&self, blocks: u32) -> Result<u64, R> {
         let behind = u64::from(((self.posted / ALIGNMENT) as u32).wrapping_sub(blocks)) * ALIGNMENT;
         let position = u64::from(blocks) * ALIGNMENT;
@@ -479,14 +479,14 @@ impl Sender {
         self.reading = true;
     }
 
-    #[inline(always)]
+    #[inline]
     fn check_position<R: Report<Violation>>(&self, position: u64, before: u64) -> Result<(), R> {
         ensure!(position >= before, Violation::ConsumerWentBack { position, before });
         ensure!(position <= self.posted, Violation::ConsumerBeyondSent { position, sent: self.posted });
         Ok(())
     }
 
-    #[inline(always)]
+    #[inline]
     fn learn(&mut self, position: u64) {
         if position > self.remote_consumer {
             self.remote_consumer = position;
@@ -494,7 +494,7 @@ impl Sender {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn offset(&self, position: u64) -> u64 {
         position & self.offset_mask
     }

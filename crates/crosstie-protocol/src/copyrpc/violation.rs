@@ -12,7 +12,7 @@ pub(super) trait Report<E> {
 pub(super) struct Silent;
 
 impl<E> Report<E> for Silent {
-    #[inline(always)]
+    #[inline]
     fn report(_: E) -> Silent {
         Silent
     }

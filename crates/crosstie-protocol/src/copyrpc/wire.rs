@@ -120,7 +120,7 @@ impl Header {
     }
 
     /// Decodes a header from the first 16 bytes of a message, as two little-endian numbers. Its fields are not checked yet.
-    #[inline(always)]
+    #[inline]
     pub const fn from_words([first, second]: [u64; 2]) -> Self {
         Header { call_id: first as u32, credit_blocks: (first >> 32) as u32, payload_len: second as u32 }
     }
@@ -174,7 +174,7 @@ impl FlowMetadata {
     }
 
     /// As [`decode`](FlowMetadata::decode), from the bytes as little-endian numbers.
-    #[inline(always)]
+    #[inline]
     pub(super) fn from_words<R: Report<Violation>>(words: [[u64; 2]; 2]) -> Result<Self, R> {
         let [[consumer_pos, credit_grant], [third, fourth]] = words;
         ensure!(third >> 32 == 0 && fourth == 0, Violation::Padding);
@@ -230,7 +230,7 @@ impl CompactHead {
     }
 
     /// Decodes a head from its 16 bytes, as two little-endian numbers. Its fields are not checked yet.
-    #[inline(always)]
+    #[inline]
     pub const fn from_words([first, second]: [u64; 2]) -> Self {
         CompactHead {
             call_id: first as u32,
@@ -300,7 +300,7 @@ impl ConnectInfo {
 }
 
 /// `N` bytes from `at`, which are there.
-#[inline(always)]
+#[inline]
 fn bytes_at<const N: usize, const M: usize>(bytes: &[u8; M], at: usize) -> [u8; N] {
     core::array::from_fn(|i| bytes[at + i])
 }

@@ -27,7 +27,7 @@ impl Deadlines {
     }
 
     /// Notes that a call begins.
-    #[inline(always)]
+    #[inline]
     pub(super) fn record(&mut self, call: CallId, deadline: Option<Instant>, pending_calls: usize) {
         match deadline {
             None => self.clear(call),

@@ -65,20 +65,20 @@ pub(super) fn inline_limit(device: u32) -> u32 {
 }
 
 /// Large batch: when a batch of `messages` goes out. `is_sealed`: a direct payload or the end of the ring has sealed it.
-#[inline(always)]
+#[inline]
 pub(super) fn send_timing(messages: u32, is_sealed: bool) -> SendTiming {
     if messages >= LARGE_BATCH || is_sealed { SendTiming::Now } else { SendTiming::WithNextPoll }
 }
 
 /// Last reply, only call: whether a message of `len` bytes may go alone.
-#[inline(always)]
+#[inline]
 pub(super) fn may_go_alone(len: usize) -> bool {
     len <= MAX_COMPACT_PAYLOAD as usize
 }
 
 /// Delay: whether a poll should delay the open batch. `oldest_end` is where the oldest of the last [`BATCHES_AHEAD`]
 /// batches ended; `polls` have delayed this batch already.
-#[inline(always)]
+#[inline]
 pub(super) fn is_delayed(messages: u32, progress: Progress, oldest_end: u64, polls: u32) -> bool {
     let Progress { placed, posted, released } = progress;
     messages > 0
@@ -94,13 +94,13 @@ pub(super) fn sends_compact(max_inline: usize) -> bool {
 }
 
 /// Inline: whether a batch of `len` bytes is posted inline on a queue pair that takes `max_inline`.
-#[inline(always)]
+#[inline]
 pub(super) fn is_inline_batch(len: usize, max_inline: usize) -> bool {
     len <= max_inline && max_inline < MIN_DIRECT_PAYLOAD
 }
 
 /// Direct: whether a payload of `len` bytes is posted directly on a queue pair that takes `max_inline`.
-#[inline(always)]
+#[inline]
 pub(super) fn is_direct_payload(len: usize, max_inline: usize) -> bool {
     len >= MIN_DIRECT_PAYLOAD && len <= max_inline
 }

@@ -105,7 +105,7 @@ struct ConnectedState<U> {
 }
 
 impl RingBytes for RingRegion {
-    #[inline(always)]
+    #[inline]
     fn load_words(&self, offset: usize) -> [u64; 2] {
         // The protocol stays inside the ring, whose size it knows.
         RingRegion::load_words(self, offset)
@@ -359,7 +359,7 @@ impl<U> ConnectionCore<U> {
     }
 
     /// Whether a flush may have something to do though no message was placed.
-    #[inline(always)]
+    #[inline]
     pub(super) fn may_have_news(&self) -> bool {
         let state = self.state.borrow();
         state.connected.as_ref().is_some_and(|connected| connected.flow.may_have_news())

@@ -260,13 +260,13 @@ impl<U> ConnectedState<U> {
         true
     }
 
-    #[inline(always)]
+    #[inline]
     fn peer_ring_at(&self, offset: usize) -> RemoteAddr {
         RemoteAddr { addr: self.peer_ring.addr + offset as u64, ..self.peer_ring }
     }
 
     /// Writes a message to the staging ring.
-    #[inline(always)]
+    #[inline]
     fn write(&mut self, placement: &Placement, payload: &[u8]) {
         let written = self.staging.store_both(placement.offset, &placement.header.encode(), payload);
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");
@@ -280,7 +280,7 @@ impl<U> ConnectedState<U> {
     }
 
     /// Stores the consumer position for the peer to READ, if it has moved.
-    #[inline(always)]
+    #[inline]
     pub(super) fn publish_position(&mut self, word: &Mr) {
         let consumer = self.flow.consumer_position();
         if consumer == self.published_position {
@@ -295,7 +295,7 @@ impl<U> ConnectedState<U> {
     }
 
     /// Whether a poll should delay the open batch, which it has delayed so many times.
-    #[inline(always)]
+    #[inline]
     fn is_delayed(&self, polls: u32) -> bool {
         let messages = self.flow.open_batch_messages();
         flush_policy::is_delayed(messages, self.flow.progress(), self.batch_ends[0], polls)

@@ -34,14 +34,14 @@ pub(super) trait Poster {
 }
 
 impl Poster for RcQp {
-    #[inline(always)]
+    #[inline]
     fn post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         RcQp::post(self, wr)
     }
 }
 
 impl Poster for Batch<'_> {
-    #[inline(always)]
+    #[inline]
     fn post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         Batch::post(self, wr)
     }

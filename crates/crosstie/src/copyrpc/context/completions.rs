@@ -81,7 +81,7 @@ impl CompletionQueues {
     }
 
     /// Whether the last poll has left a part of a batch to the next one.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_paused(&self) -> bool {
         self.paused.get() != NO_CONNECTION
     }
@@ -109,7 +109,7 @@ struct CopiedBatch<'c> {
 }
 
 impl<'c> CopiedBatch<'c> {
-    #[inline(always)]
+    #[inline]
     fn new(imm: u32, completion: &'c Completion) -> Option<CopiedBatch<'c>> {
         let len = imm ^ COMPACT_FLAG;
         if len > MAX_COMPACT_PAYLOAD {

@@ -31,12 +31,12 @@ impl<U> FlushList<U> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_connections(&self) -> bool {
         self.has_connections.get()
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn awaits_completions(&self) -> bool {
         self.awaits_completions.get()
     }
@@ -53,7 +53,7 @@ impl<U> ContextCore<U> {
     }
 
     /// Flushes a connection after a message was written: now, or with the next poll.
-    #[inline(always)]
+    #[inline]
     pub(super) fn flush_after_write(&self, connection: &Rc<ConnectionCore<U>>, timing: SendTiming) {
         match timing {
             SendTiming::Sent => return,

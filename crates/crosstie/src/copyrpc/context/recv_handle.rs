@@ -134,7 +134,7 @@ impl<U> RecvHandle<U> {
     /// A response that is too long for the ring is copied to bulk memory, and the following polls write it to the caller. While
     /// that memory is in use, the error has the request as well ([`NotReplied::NoBulkMemory`]): poll and reply again. The
     /// memory becomes free by polling alone, whatever the applications do.
-    #[inline(always)]
+    #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<U>> {
         let replied = self.reply_in_place(payload);
         replied.map_err(|cause| ReplyError { cause, request: self.needs_reply().then_some(self) })

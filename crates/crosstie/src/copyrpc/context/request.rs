@@ -152,7 +152,7 @@ pub(super) struct QueueRequests<'c, U, R> {
 }
 
 impl<U, R: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRequests<'_, U, R> {
-    #[inline(always)]
+    #[inline]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         (self.on_response)(user, response);
     }
@@ -169,7 +169,7 @@ impl<U, R: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRe
 
     fn on_queued_requests(&mut self) {}
 
-    #[inline(always)]
+    #[inline]
     fn has_enough(&self) -> bool {
         false
     }
@@ -195,12 +195,12 @@ where
     F: FnMut(&mut S, Request<'_, U>) -> bool,
     G: FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
 {
-    #[inline(always)]
+    #[inline]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         (self.on_response)(self.state, user, response);
     }
 
-    #[inline(always)]
+    #[inline]
     fn on_request(
         &mut self,
         connection: &Rc<ConnectionCore<U>>,
@@ -210,14 +210,14 @@ where
         self.handle(connection, payload, Some(reply_token));
     }
 
-    #[inline(always)]
+    #[inline]
     fn on_queued_requests(&mut self) {
         if !self.core.requests.borrow().is_empty() {
             self.handle_queued();
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn has_enough(&self) -> bool {
         self.has_enough
     }

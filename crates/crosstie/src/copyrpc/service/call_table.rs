@@ -81,7 +81,7 @@ impl CallTable {
         self.counters.get().calls - self.ended.get()
     }
 
-    #[inline(always)]
+    #[inline]
     fn note_ended(&self) {
         self.ended.set(self.ended.get() + 1);
     }
@@ -172,7 +172,7 @@ impl CallTable {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn answer_call(&self, token: CallToken, response: Payload<'_>) {
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get(token) else { return };

@@ -281,7 +281,7 @@ struct AnswerOrRefuse<F>(F);
 struct AnswerLater<F>(F);
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request) -> M::Response> Run<M, S, U> for Answer<F> {
-    #[inline(always)]
+    #[inline]
     fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome {
         answer::<M, U>(request, (self.0)(state, body))
     }
@@ -292,7 +292,7 @@ where
     M: Method,
     F: FnMut(&mut S, M::Request) -> Result<M::Response, Refused>,
 {
-    #[inline(always)]
+    #[inline]
     fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome {
         match (self.0)(state, body) {
             Ok(response) => answer::<M, U>(request, response),
@@ -302,7 +302,7 @@ where
 }
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request, Deferred<M, U>)> Run<M, S, U> for AnswerLater<F> {
-    #[inline(always)]
+    #[inline]
     fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome {
         let mut request = request.defer_in_place();
         request.detach();

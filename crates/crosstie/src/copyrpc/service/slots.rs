@@ -151,7 +151,7 @@ impl Slots {
     }
 
     /// Frees the slot of a call that has ended, or whose future was dropped: it has no waker any more.
-    #[inline(always)]
+    #[inline]
     pub(super) fn release(&mut self, token: CallToken) {
         let index = token.0.index();
         let Some(slot) = self.slots.get_mut(index as usize).filter(|slot| slot.token == token) else {
