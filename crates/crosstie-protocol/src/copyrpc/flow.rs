@@ -316,7 +316,7 @@ impl<U> Flow<U> {
         let (len, is_bulk) = (header.ring_len() as usize, header.is_bulk());
         let credit = u64::from(header.credit_blocks) * ALIGNMENT;
         if header.is_response() {
-            let call = header.call_id ^ RESPONSE_FLAG;
+            let call = CallId::from_bits(header.call_id ^ RESPONSE_FLAG);
             self.credit_owed -= credit;
             let user = self.pending.remove(call);
             return Ok(Some(Message::Response { call, user, offset, len, is_bulk }));
@@ -338,7 +338,7 @@ impl<U> Flow<U> {
         if header.is_response() {
             let (call_id, payload_len) = (header.call_id ^ RESPONSE_FLAG, header.ring_len());
             // A call that is not pending uses none.
-            let used = self.pending.credit_blocks(call_id).unwrap_or(0);
+            let used = self.pending.credit_blocks(CallId::from_bits(call_id)).unwrap_or(0);
             ensure!(used != 0, Violation::UnknownCall { call_id });
             ensure!(blocks == used, Violation::CreditMismatch { blocks, used });
             let allowed = wire::max_response_len(credit);

@@ -2,6 +2,7 @@
 
 use core::num::NonZeroU32;
 
+use super::pending_calls::CallId;
 use super::wire::{self, ALIGNMENT, HEADER_SIZE, Header};
 
 /// Memory from which the flow loads headers and metadata. It loads each once, checks the copy, and never loads it again.
@@ -83,8 +84,8 @@ pub enum Message<U> {
     },
     /// The peer replies to a call of this side, which is no longer pending.
     Response {
-        /// Bits of the [`CallId`](super::CallId).
-        call: u32,
+        /// The call.
+        call: CallId,
         /// What the caller attached to the call; `None` if the call was abandoned.
         user: Option<U>,
         /// Offset of the payload.

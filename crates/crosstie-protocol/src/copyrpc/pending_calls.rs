@@ -20,10 +20,22 @@ type CallKey = Key<INDEX_BITS, 31>;
 pub struct CallId(CallKey);
 
 impl CallId {
+    /// The call id in a message, which may be of no call.
+    #[inline]
+    pub(super) const fn from_bits(bits: u32) -> CallId {
+        CallId(CallKey::from_bits(bits))
+    }
+
     /// The 31 bits.
     #[inline]
     pub const fn bits(self) -> u32 {
         self.0.bits()
+    }
+
+    /// Below the number of [pending calls](super::FlowParams::pending_calls). No other pending call has the same.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0.index() as usize
     }
 }
 
@@ -65,14 +77,14 @@ impl<U> PendingCalls<U> {
 
     /// Removes a call that [is pending](PendingCalls::credit_blocks). Returns what the caller attached, if the call was not abandoned.
     #[inline]
-    pub(super) fn remove(&mut self, bits: u32) -> Option<U> {
-        self.0.remove(CallKey::from_bits(bits))?.user
+    pub(super) fn remove(&mut self, id: CallId) -> Option<U> {
+        self.0.remove(id.0)?.user
     }
 
     /// The credit that this call uses, in blocks, if it is pending.
     #[inline]
-    pub(super) fn credit_blocks(&self, bits: u32) -> Option<u32> {
-        self.0.get(CallKey::from_bits(bits)).map(|call| call.credit_blocks)
+    pub(super) fn credit_blocks(&self, id: CallId) -> Option<u32> {
+        self.0.get(id.0).map(|call| call.credit_blocks)
     }
 
     /// Whether the call is pending and was not abandoned.
@@ -108,22 +120,22 @@ mod tests {
         let a = table.insert(2, 'a');
         let b = table.insert(3, 'b');
         assert!(table.is_full());
-        assert_eq!((table.credit_blocks(a.bits()), table.credit_blocks(b.bits())), (Some(2), Some(3)));
-        assert_eq!(table.remove(a.bits()), Some('a'));
-        assert_eq!(table.credit_blocks(a.bits()), None, "answered twice");
-        assert_eq!(table.credit_blocks(a.bits() + (1 << 16)), None, "its index is free");
+        assert_eq!((table.credit_blocks(a), table.credit_blocks(b)), (Some(2), Some(3)));
+        assert_eq!(table.remove(a), Some('a'));
+        assert_eq!(table.credit_blocks(a), None, "answered twice");
+        assert_eq!(table.credit_blocks(CallId::from_bits(a.bits() + (1 << 16))), None, "its index is free");
         let c = table.insert(4, 'c');
         assert_ne!(c, a, "another generation");
-        assert_eq!(table.credit_blocks(a.bits()), None);
+        assert_eq!(table.credit_blocks(a), None);
         for foreign in [0, 1, 7, 0x7fff_ffff, 0xffff_ffff, b.bits() ^ (1 << 30)] {
-            assert_eq!(table.credit_blocks(foreign), None, "{foreign:#x}");
+            assert_eq!(table.credit_blocks(CallId::from_bits(foreign)), None, "{foreign:#x}");
         }
         assert!(table.has_user(b) && table.has_user(c) && !table.has_user(a));
         assert_eq!(table.abandon(b), Some('b'));
         assert!(!table.has_user(b));
         assert_eq!(table.abandon(b), None);
-        assert_eq!(table.credit_blocks(b.bits()), Some(3), "its credit is still out");
-        assert_eq!(table.remove(b.bits()), None);
+        assert_eq!(table.credit_blocks(b), Some(3), "its credit is still out");
+        assert_eq!(table.remove(b), None);
         assert_eq!(table.abandon_all().collect::<Vec<_>>(), ['c']);
         assert_eq!(table.len(), 1);
     }
@@ -133,9 +145,9 @@ mod tests {
         let mut table = PendingCalls::new(4);
         let ids: Vec<_> = (0..4).map(|i| table.insert(2, i)).collect();
         for &i in &[2, 0, 3, 1] {
-            assert_eq!(table.remove(ids[i].bits()), Some(i));
+            assert_eq!(table.remove(ids[i]), Some(i));
         }
-        let again: Vec<_> = (0..4).map(|i| table.insert(2, i).0.index()).collect();
+        let again: Vec<_> = (0..4).map(|i| table.insert(2, i).index()).collect();
         assert_eq!(again, [1, 3, 0, 2]);
     }
 }

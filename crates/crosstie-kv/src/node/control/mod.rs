@@ -152,8 +152,8 @@ impl Control {
                 continue;
             }
             let action = match event {
-                ConnectionEvent::Opened { daemon, address, .. } => session.opened(daemon, address),
-                ConnectionEvent::Connected { daemon, .. } => session.connected(daemon),
+                ConnectionEvent::Opened { daemon, address, .. } => session.note_opened(daemon, address),
+                ConnectionEvent::Connected { daemon, .. } => session.note_connected(daemon),
                 ConnectionEvent::Up { daemon, .. } => {
                     if session.connection_up(daemon) {
                         self.shared.set_peer_up(rank, session.incarnation());

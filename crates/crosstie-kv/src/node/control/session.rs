@@ -311,14 +311,14 @@ impl PeerSession {
     }
 
     /// The daemon has created its connection.
-    pub(super) fn opened(&mut self, daemon: u32, address: ConnectionAddress) -> Option<Action> {
+    pub(super) fn note_opened(&mut self, daemon: u32, address: ConnectionAddress) -> Option<Action> {
         self.connections[daemon as usize].is_open = true;
         let message = [&daemon.to_le_bytes()[..], address.as_bytes()].concat();
         self.send(ADDRESS, &message).or_else(|| self.connect_peer(daemon))
     }
 
     /// The daemon has connected its side.
-    pub(super) fn connected(&mut self, daemon: u32) -> Option<Action> {
+    pub(super) fn note_connected(&mut self, daemon: u32) -> Option<Action> {
         self.connections[daemon as usize].is_connected = true;
         self.send(READY, &daemon.to_le_bytes()).or_else(|| self.enable_requests(daemon))
     }
@@ -433,16 +433,18 @@ mod tests {
         for daemon in [1u32, 0] {
             let number = daemon.to_le_bytes();
             let only = daemon..daemon + 1;
-            assert!(session.opened(daemon, ConnectionAddress::read_from_bytes(&bytes).unwrap()).is_none());
+            assert!(
+                session.note_opened(daemon, ConnectionAddress::read_from_bytes(&bytes).unwrap()).is_none()
+            );
             let connect = session.handle_message(ADDRESS, &[&number[..], &bytes].concat(), &hello(0));
             let Some(Action::Command(daemons, ConnectionCommand::Connect { .. })) = connect else {
-                panic!("both connections of daemon {daemon} are open")
+                panic!("both sides of daemon {daemon} are open")
             };
             assert_eq!(daemons, only);
-            assert!(session.connected(daemon).is_none());
+            assert!(session.note_connected(daemon).is_none());
             let enable = session.handle_message(READY, &number, &hello(0));
             let Some(Action::Command(daemons, ConnectionCommand::Enable { .. })) = enable else {
-                panic!("both connections of daemon {daemon} are connected")
+                panic!("both sides of daemon {daemon} are connected")
             };
             assert_eq!(daemons, only);
             assert_eq!(session.connection_up(daemon), daemon == 0, "daemon 0 is the second one");
@@ -501,9 +503,9 @@ mod tests {
                         let daemon = u32::from(steps.byte() % 2);
                         let state = session.connections[daemon as usize];
                         if step == 1 && open == 1 && !state.is_open {
-                            session.opened(daemon, ConnectionAddress::read_from_bytes(&address).unwrap())
+                            session.note_opened(daemon, ConnectionAddress::read_from_bytes(&address).unwrap())
                         } else if step == 2 && connect[daemon as usize] == 1 && !state.is_connected {
-                            session.connected(daemon)
+                            session.note_connected(daemon)
                         } else {
                             None
                         }

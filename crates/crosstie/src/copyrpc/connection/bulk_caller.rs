@@ -7,10 +7,9 @@
 use std::time::Instant;
 
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkResponse, CallRefused, Content, Refusal, Violation,
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkResponse, CallId, CallRefused, Content, Refusal, Violation,
     decode_bulk_response,
 };
-use crosstie_protocol::key::Key;
 
 use super::{Arrival, BulkArrival, ConnectionCore, ConnectionState};
 use crate::copyrpc::error::{CallError, Failure, NotCalled};
@@ -22,10 +21,6 @@ use crate::device::Mr;
 /// there. A response that turns out to be that short travels in the ring, in one WRITE with other messages. A larger
 /// reservation would take credit that is rarely used.
 const RING_RESPONSE_DIVISOR: usize = 32;
-
-fn call_index(call: u32) -> usize {
-    Key::<16, 31>::from_bits(call).index() as usize
-}
 
 impl<U> ConnectionState<U> {
     /// Handles a call that the protocol refused: as a bulk call if it is too long for the ring, else as a refusal.
@@ -103,7 +98,7 @@ impl<U> ConnectionState<U> {
         self.queue.account.counters.bulk_calls.add(1);
         let bulk = self.bulk();
         bulk.bulk_calls += 1;
-        bulk.call_regions[call_index(call.bits())] = Some(regions);
+        bulk.call_regions[call.index()] = Some(regions);
         Ok(())
     }
 
@@ -113,14 +108,14 @@ impl<U> ConnectionState<U> {
     pub(super) fn accept_bulk_response(
         &mut self,
         ring: &Mr,
-        call: u32,
+        call: CallId,
         user: Option<U>,
         offset: usize,
         len: usize,
         is_bulk: bool,
     ) -> Result<Arrival<U>, Failure> {
         let bulk = self.bulk();
-        let mut regions = bulk.call_regions.get_mut(call_index(call)).and_then(Option::take);
+        let mut regions = bulk.call_regions.get_mut(call.index()).and_then(Option::take);
         bulk.bulk_calls -= usize::from(regions.is_some());
         if !is_bulk {
             regions.into_iter().for_each(|regions| bulk.put_back_call_regions(regions));
