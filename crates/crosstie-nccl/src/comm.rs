@@ -5,10 +5,9 @@ use std::sync::LazyLock;
 use crosstie::rails::{Flush, Flusher, Rails, RecvConnection, RecvRequest, SendConnection, SendRequest};
 
 use crate::fault::Fault;
-use crate::key::{Key, KeySlab, Kind};
+use crate::key::{EntryKey, Key, KeySlab, Kind};
 use crate::memory::RecentMemory;
 use crate::network::{MAX_COMMS, NetDevice};
-use crate::slab::SlabKey;
 use crate::table::Table;
 
 /// A connection for sending. What each request needs comes first.
@@ -83,7 +82,7 @@ pub(crate) fn comm_of(request: Key) -> u32 {
 impl<T> Requests<T> {
     /// For the comm with this key.
     pub(crate) fn new(comm: Key) -> Requests<T> {
-        let SlabKey { index, generation } = comm.entry();
+        let EntryKey { index, generation } = comm.entry();
         // Keys of an earlier comm with the same index are most likely not valid for this one.
         let generation = generation.wrapping_mul(0x9e37_79b1);
         Requests { comm: index, entries: KeySlab::allocated(LIMIT, generation) }
@@ -98,8 +97,8 @@ impl<T> Requests<T> {
     #[inline(always)]
     pub(crate) fn insert(&mut self, kind: Kind, entry: T) -> Result<Key, Fault> {
         match self.entries.insert(entry) {
-            Ok(SlabKey { index, generation }) => {
-                Ok(Key::new(kind, SlabKey { index: self.comm << INDEX_BITS | index, generation }))
+            Ok(EntryKey { index, generation }) => {
+                Ok(Key::new(kind, EntryKey { index: self.comm << INDEX_BITS | index, generation }))
             }
             Err(_) => Err(Fault::TooMany { what: kind, limit: LIMIT }),
         }
@@ -124,7 +123,7 @@ impl<T> Requests<T> {
 }
 
 #[inline]
-fn entry_of(request: Key) -> SlabKey {
-    let SlabKey { index, generation } = request.entry();
-    SlabKey { index: index & ((1 << INDEX_BITS) - 1), generation }
+fn entry_of(request: Key) -> EntryKey {
+    let EntryKey { index, generation } = request.entry();
+    EntryKey { index: index & ((1 << INDEX_BITS) - 1), generation }
 }

@@ -14,7 +14,7 @@
 //!    memory.rs         registered memory
 //!    network.rs        devices as NCCL sees them: one to four rails each
 //!                                    │
-//!    table.rs          objects that NCCL has keys of             slab.rs   key.rs
+//!    table.rs          objects that NCCL has keys of             key.rs
 //!    fault.rs          why a call failed                         header.rs   log.rs   settings.rs
 //!                                    │
 //!                             crosstie::rails
@@ -45,5 +45,4 @@ mod registration;
 mod request;
 mod settings;
 mod setup;
-mod slab;
 mod table;

@@ -251,7 +251,7 @@ mod loom_tests {
     use loom::thread;
 
     use super::*;
-    use crate::slab::SlabKey;
+    use crate::key::EntryKey;
 
     /// A table that is never freed, as the real ones are.
     fn new_table(limit: u32) -> &'static Table<u32> {
@@ -264,7 +264,7 @@ mod loom_tests {
         loom::model(|| {
             let table = new_table(1);
             let adder = thread::spawn(move || table.insert(7).unwrap());
-            let key = Key::new(Kind::Send, SlabKey { index: 0, generation: 0 });
+            let key = Key::new(Kind::Send, EntryKey { index: 0, generation: 0 });
             if let Ok(value) = table.lock(key) {
                 assert_eq!(*value, 7);
             }

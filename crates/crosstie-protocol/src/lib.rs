@@ -9,7 +9,7 @@
 //! - [`group`]: locks, barriers and messages of process groups.
 //! - [`signaling`]: which requests of a send queue ask for a completion.
 //! - [`lane`]: the word in front of each slot of a lane.
-//! - [`key`]: table keys with a generation.
+//! - [`key`], [`slab`]: table keys with a generation, and a table of them.
 //! - [`region`]: descriptors of registered regions.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -26,3 +26,4 @@ pub mod lane;
 pub mod rails;
 pub mod region;
 pub mod signaling;
+pub mod slab;

@@ -19,7 +19,7 @@ mod pair;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig, NotReplied, Request};
+use crosstie::copyrpc::{Config, Connection, ConnectionConfig, Context, NotReplied, Request};
 use crosstie::device::{ConnectConfig, DeviceSpec};
 
 /// Calls in flight at a time.
@@ -34,21 +34,21 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut job = pair::join()?;
     let context = Context::open(&device, &Config::default())?;
-    let endpoint = context.create_endpoint(&EndpointConfig::default())?;
-    let peer = pair::exchange_addresses(&mut job, &endpoint.address())?;
-    endpoint.connect(&peer, &ConnectConfig::default())?;
+    let connection = context.create_connection(&ConnectionConfig::default())?;
+    let peer = pair::exchange_addresses(&mut job, &connection.address())?;
+    connection.connect(&peer, &ConnectConfig::default())?;
     job.barrier()?;
     match job.rank() {
-        0 => serve(&context, &endpoint)?,
-        _ => call(&context, &endpoint, calls)?,
+        0 => serve(&context, &connection)?,
+        _ => call(&context, &connection, calls)?,
     }
-    // Neither process closes its endpoint before the other has its last response.
+    // Neither process closes its connection before the other has its last response.
     job.barrier()?;
     job.finish()?;
     Ok(())
 }
 
-fn serve(context: &Context<u64>, endpoint: &Endpoint<u64>) -> Result<(), Box<dyn Error>> {
+fn serve(context: &Context<u64>, connection: &Connection<u64>) -> Result<(), Box<dyn Error>> {
     let mut server = Server { bytes: [0; 64], served: 0, is_stopped: false, failed: None };
     loop {
         if context.serve(&mut server, Server::echo, |_, _, _| ()) == 0 && server.served == 0 {
@@ -62,7 +62,7 @@ fn serve(context: &Context<u64>, endpoint: &Endpoint<u64>) -> Result<(), Box<dyn
             println!("server: {} calls answered", server.served);
             return Ok(());
         }
-        if let Some(failure) = endpoint.failure() {
+        if let Some(failure) = connection.failure() {
             return Err(failure.into());
         }
     }
@@ -88,12 +88,12 @@ impl Server {
     }
 }
 
-fn call(context: &Context<u64>, endpoint: &Endpoint<u64>, calls: u64) -> Result<(), Box<dyn Error>> {
+fn call(context: &Context<u64>, connection: &Connection<u64>, calls: u64) -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     let (mut made, mut answered, mut wrong) = (0, 0, None);
     while answered < calls {
         while made < calls && made - answered < DEPTH {
-            match endpoint.call(&made.to_le_bytes(), 8, made) {
+            match connection.call(&made.to_le_bytes(), 8, made) {
                 Ok(()) => made += 1,
                 Err(error) if error.cause.is_back_pressure() => break,
                 Err(error) => return Err(error.cause.into()),
@@ -115,7 +115,7 @@ fn call(context: &Context<u64>, endpoint: &Endpoint<u64>, calls: u64) -> Result<
         calls as f64 / took.as_secs_f64(),
         counters.batched as f64 / counters.batches.max(1) as f64,
     );
-    endpoint.call(STOP, STOP.len(), calls).map_err(|error| error.cause)?;
+    connection.call(STOP, STOP.len(), calls)?;
     while context.poll(|_, _| ()) == 0 {}
     Ok(())
 }

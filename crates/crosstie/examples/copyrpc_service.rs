@@ -15,7 +15,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::service::{self, Client, Deferred, Driver, Method, Refused, Service};
-use crosstie::copyrpc::{Config, Context, EndpointConfig};
+use crosstie::copyrpc::{Config, ConnectionConfig, Context};
 use crosstie::device::{ConnectConfig, DeviceSpec};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
@@ -70,16 +70,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut job = pair::join()?;
     if job.rank() == 0 {
         let context = Context::open(&device, &Config::default())?;
-        let endpoint = context.create_endpoint(&EndpointConfig::default())?;
-        endpoint
-            .connect(&pair::exchange_addresses(&mut job, &endpoint.address())?, &ConnectConfig::default())?;
+        let connection = context.create_connection(&ConnectionConfig::default())?;
+        connection.connect(
+            &pair::exchange_addresses(&mut job, &connection.address())?,
+            &ConnectConfig::default(),
+        )?;
         job.barrier()?;
-        serve(&context, || endpoint.failure())?;
-        // Neither process closes its endpoint before the other has its last response.
+        serve(&context, || connection.failure())?;
+        // Neither process closes its connection before the other has its last response.
         job.barrier()?;
     } else {
         let driver = Driver::new(Context::open(&device, &Config::default())?);
-        let client = driver.create_client(&EndpointConfig::default())?;
+        let client = driver.create_client(&ConnectionConfig::default())?;
         client.connect(&pair::exchange_addresses(&mut job, &client.address())?, &ConnectConfig::default())?;
         job.barrier()?;
         driver.run_until(call(client.clone(), keys))?;

@@ -7,7 +7,7 @@ mod peer;
 mod send_baseline;
 mod side;
 
-use crosstie::copyrpc::EndpointConfig;
+use crosstie::copyrpc::ConnectionConfig;
 
 use self::peer::{CopyrpcPeer, Message};
 use self::send_baseline::SendBaseline;
@@ -25,7 +25,7 @@ const MIN_PAYLOAD: u64 = 8;
 const MAX_PAYLOAD: u64 = 16 << 20;
 /// Limit of the memory for messages in flight, and of the memory for the rings of one side.
 const MAX_MEMORY: usize = 256 << 20;
-/// With many endpoints the rings are smaller than by default, so that together they take at most this.
+/// With many connections the rings are smaller than by default, so that together they take at most this.
 const DEFAULT_MEMORY: usize = 64 << 20;
 /// Upper limit of what a message needs in a ring in addition to its payload.
 const MAX_OVERHEAD: usize = 128;
@@ -48,12 +48,12 @@ pub struct Arguments {
     /// Bytes of a response, if different from those of a request. The result then has no limits to compare with.
     #[arg(long, value_name = "BYTES", value_parser = within(MIN_PAYLOAD..=MAX_PAYLOAD))]
     response: Option<usize>,
-    /// Requests in flight, over all endpoints.
+    /// Requests in flight, over all connections.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=4096))]
     queue_depth: usize,
-    /// Endpoints of the client's context; calls use them in turn.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=1024))]
-    endpoints: usize,
+    /// Connections of the client's context; calls use them in turn.
+    #[arg(long = "endpoints", value_name = "N", default_value_t = 1, value_parser = within(1..=1024))]
+    connections: usize,
     /// Also measure the same exchange with one SEND per message over the same device, to show what batching gains.
     #[arg(long)]
     beside_sends: bool,
@@ -62,11 +62,12 @@ pub struct Arguments {
 impl Arguments {
     /// Runs the benchmark. Returns the result in the process that leads.
     pub fn run(&self) -> Result<Option<Summary>, Error> {
-        let Arguments { payload, queue_depth, endpoints, .. } = *self;
+        let Arguments { payload, queue_depth, connections, .. } = *self;
         self.sides.check()?;
         let in_flight = payload.max(self.response()).max(64) * queue_depth;
-        let rings = self.endpoint().ring * endpoints;
-        let options = format!("--payload {payload}, --queue-depth {queue_depth} and --endpoints {endpoints}");
+        let rings = self.connection().ring * connections;
+        let options =
+            format!("--payload {payload}, --queue-depth {queue_depth} and --endpoints {connections}");
         check_memory(&options, in_flight.max(rings), MAX_MEMORY)?;
         runner::run(self)
     }
@@ -75,20 +76,20 @@ impl Arguments {
         self.response.unwrap_or(self.payload)
     }
 
-    /// Rings of the default size; larger if the calls in flight would not fit, smaller if there are many endpoints.
-    fn endpoint(&self) -> EndpointConfig {
-        let depth = self.queue_depth.div_ceil(self.endpoints);
+    /// Rings of the default size; larger if the calls in flight would not fit, smaller if there are many connections.
+    fn connection(&self) -> ConnectionConfig {
+        let depth = self.queue_depth.div_ceil(self.connections);
         // A quarter of the ring is for responses. Their credit counts twice, and the rest is for requests.
         let needed = (4 * depth * (self.payload.max(self.response()) + MAX_OVERHEAD)).next_power_of_two();
         let default_size =
-            (DEFAULT_MEMORY / self.endpoints.next_power_of_two()).min(EndpointConfig::default().ring);
+            (DEFAULT_MEMORY / self.connections.next_power_of_two()).min(ConnectionConfig::default().ring);
         let ring = needed.max(default_size);
-        EndpointConfig {
+        ConnectionConfig {
             ring,
             credit: ring / 4,
             pending_calls: self.queue_depth,
             bulk: 0,
-            ..EndpointConfig::default()
+            ..ConnectionConfig::default()
         }
     }
 
@@ -106,19 +107,19 @@ impl Arguments {
 
 impl Benchmark for Arguments {
     fn job(&self) -> Job<'_> {
-        let Arguments { payload, queue_depth, endpoints, beside_sends, .. } = *self;
+        let Arguments { payload, queue_depth, connections, beside_sends, .. } = *self;
         let response = self.response.filter(|response| *response != payload);
         let responses = response.map_or_else(String::new, |bytes| format!(" with {bytes} B responses"));
         let beside = if beside_sends { ", beside one SEND per message" } else { "" };
         Job {
             what: format!(
-                "copyrpc of {payload} B{responses}, queue depth {queue_depth}, endpoints {endpoints}{beside}"
+                "copyrpc of {payload} B{responses}, queue depth {queue_depth}, connections {connections}{beside}"
             ),
             options: fields([
                 ("payload", payload.into()),
                 ("response", response.into()),
                 ("queue_depth", queue_depth.into()),
-                ("endpoints", endpoints.into()),
+                ("endpoints", connections.into()),
             ]),
             region: PlainRpc::new(payload, queue_depth).region_len(),
             ..Job::of_two("copyrpc", self.common, &self.sides)

@@ -1,9 +1,9 @@
-//! copyrpc on one side of the benchmark: a context and its endpoints.
+//! copyrpc on one side of the benchmark: a context and its connections.
 
 use core::hint::black_box;
 use std::time::Duration;
 
-use crosstie::copyrpc::{self, CallFailed, Config, Context, Counters, Endpoint, EndpointAddress};
+use crosstie::copyrpc::{self, CallFailed, Config, Connection, ConnectionAddress, Context, Counters};
 use crosstie::device::{ConnectConfig, Device};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -63,16 +63,16 @@ const COUNTERS: [Counter; 15] = [
 /// Sums of the counters over all slices, without the request that ends a slice, in the order of [`COUNTERS`].
 type CounterSums = [u64; COUNTERS.len()];
 
-/// The context and the endpoints of one side, client or server.
+/// The context and the connections of one side, client or server.
 pub(super) struct CopyrpcPeer<M: Message + ?Sized> {
     // Field order: dropped before the context.
-    endpoints: Vec<Endpoint<u64>>,
+    connections: Vec<Connection<u64>>,
     context: Context<u64>,
     /// The message that this side sends, and the length of the messages that it receives.
     message: Box<M>,
     len: usize,
-    /// The endpoint of the next call.
-    next_endpoint: usize,
+    /// The connection of the next call.
+    next_connection: usize,
     /// Whether the request that ends the slice has arrived.
     over: bool,
     counters_at_start: Counters,
@@ -83,18 +83,18 @@ impl<M: Message + ?Sized> CopyrpcPeer<M> {
     pub(super) fn open(plan: &Arguments, device: Device, leads: bool) -> Result<CopyrpcPeer<M>, Error> {
         let (payload, response) = (plan.payload, plan.response());
         let (sent_len, received_len) = if leads { (payload, response) } else { (response, payload) };
-        let config = Config { max_endpoints: plan.endpoints, ..Config::default() };
+        let config = Config { max_connections: plan.connections, ..Config::default() };
         let context = Context::new(device, &config)?;
-        let endpoint = plan.endpoint();
-        let endpoints: Result<Vec<_>, _> =
-            (0..plan.endpoints).map(|_| context.create_endpoint(&endpoint)).collect();
+        let connection = plan.connection();
+        let connections: Result<Vec<_>, _> =
+            (0..plan.connections).map(|_| context.create_connection(&connection)).collect();
         Ok(CopyrpcPeer {
-            endpoints: endpoints?,
+            connections: connections?,
             counters_at_start: context.counters(),
             context,
             message: M::filled(sent_len),
             len: received_len,
-            next_endpoint: 0,
+            next_connection: 0,
             over: false,
             counter_sums: [0; _],
         })
@@ -109,25 +109,26 @@ impl<M: Message + ?Sized> CopyrpcPeer<M> {
 }
 
 impl<M: Message + ?Sized> Connect for CopyrpcPeer<M> {
-    /// The addresses of all endpoints.
+    /// The addresses of all connections.
     fn address(&self) -> Vec<u8> {
-        let addresses: Vec<_> = self.endpoints.iter().map(Endpoint::address).collect();
+        let addresses: Vec<_> = self.connections.iter().map(Connection::address).collect();
         addresses.as_bytes().to_vec()
     }
 
-    /// Connects each endpoint to the other side's with the same number.
+    /// Connects to the other side, each connection to that with the same number.
     fn connect(&mut self, address: &[u8]) -> Result<(), Error> {
-        let addresses = <[EndpointAddress]>::ref_from_bytes(address).map_err(|_| Error::Protocol)?;
-        if addresses.len() != self.endpoints.len() {
+        let addresses = <[ConnectionAddress]>::ref_from_bytes(address).map_err(|_| Error::Protocol)?;
+        if addresses.len() != self.connections.len() {
             return Err(Error::Protocol);
         }
-        let connect =
-            |(endpoint, address): (&Endpoint<u64>, _)| endpoint.connect(address, &ConnectConfig::default());
-        self.endpoints
+        let connect = |(connection, address): (&Connection<u64>, _)| {
+            connection.connect(address, &ConnectConfig::default())
+        };
+        self.connections
             .iter()
             .zip(addresses)
             .try_for_each(connect)
-            .map_err(Error::rpc("connecting an endpoint"))
+            .map_err(Error::rpc("connecting to the peer"))
     }
 }
 
@@ -163,11 +164,14 @@ impl<M: Message + ?Sized> RpcClient for CopyrpcPeer<M> {
     #[inline(always)]
     fn call(&mut self, number: u64) -> Result<bool, Error> {
         self.message.set_number(number);
-        let endpoint = &self.endpoints[self.next_endpoint];
-        match endpoint.call((*self.message).as_ref(), self.len, number) {
+        let connection = &self.connections[self.next_connection];
+        match connection.call((*self.message).as_ref(), self.len, number) {
             Ok(()) => {
-                self.next_endpoint =
-                    if self.next_endpoint + 1 == self.endpoints.len() { 0 } else { self.next_endpoint + 1 };
+                self.next_connection = if self.next_connection + 1 == self.connections.len() {
+                    0
+                } else {
+                    self.next_connection + 1
+                };
                 Ok(true)
             }
             Err(error) if error.cause.is_back_pressure() => Ok(false),

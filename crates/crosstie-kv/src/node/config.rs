@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 
 use crosstie::bootstrap::Secret;
-use crosstie::copyrpc::EndpointConfig;
+use crosstie::copyrpc::ConnectionConfig;
 use crosstie::device::DeviceSpec;
 use crosstie::{WaitStrategy, delegation, ipc};
 
@@ -64,8 +64,8 @@ pub struct QueueSizes {
     pub forward: usize,
     /// Requests in the delegation ring of each daemon, with [`Backend::Delegation`].
     pub ring: usize,
-    /// The copyrpc endpoint of each daemon for each other node.
-    pub endpoint: EndpointConfig,
+    /// The copyrpc connection of each daemon for each other node.
+    pub connection: ConnectionConfig,
 }
 
 /// Bulk memory in each direction for each daemon and other node: four of the longest requests at a time. More have to wait.
@@ -78,7 +78,7 @@ impl Default for QueueSizes {
         QueueSizes {
             forward: 256,
             ring: 1024,
-            endpoint: EndpointConfig { bulk: BULK, ..EndpointConfig::default() },
+            connection: ConnectionConfig { bulk: BULK, ..ConnectionConfig::default() },
         }
     }
 }

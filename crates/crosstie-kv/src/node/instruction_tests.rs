@@ -106,7 +106,7 @@ impl Member {
         server.id = ShardId { rank, daemon: 0 };
         let ring = delegation::Server::create(&service_names::ring(&config.name, 0), &config.ring()).unwrap();
         let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
-        let connections = Connections::new(device, config.nodes, config.queues.endpoint, ring).unwrap();
+        let connections = Connections::new(device, config.nodes, config.queues.connection, ring).unwrap();
         Member { server, connections }
     }
 

@@ -59,7 +59,7 @@ impl NodeConfig {
         let clients = self.max_clients as u64;
         let daemons = u64::from(self.daemons);
         let others = u64::from(self.nodes.saturating_sub(1));
-        let endpoint = self.queues.endpoint;
+        let connection = self.queues.connection;
         let client_requests = clients * self.queue_depth as u64;
 
         // The current request and one that was received ahead of it, and a response in a buffer that grows by doubling.
@@ -89,8 +89,8 @@ impl NodeConfig {
         }
 
         // Unsent responses belong to calls that have reserved space for them, so they cannot take more than that space.
-        let responses = (endpoint.bulk + endpoint.credit) as u64;
-        let peer = endpoint.bytes() + responses + BACKLOGGED * client_requests;
+        let responses = (connection.bulk + connection.credit) as u64;
+        let peer = connection.bytes() + responses + BACKLOGGED * client_requests;
         MemoryBound {
             store: self.memory_limit,
             daemons: (daemons * daemon).saturating_add(forwarding),

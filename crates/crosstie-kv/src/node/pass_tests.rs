@@ -98,7 +98,7 @@ fn pass_takes_a_bounded_number_of_requests_from_the_ring() {
     let name = format!("{}-ring", config.name);
     let ring: RingServer = delegation::Server::create(&name, &config.ring()).unwrap();
     let mut connections =
-        Connections::open(&DeviceSpec::Software, config.nodes, config.queues.endpoint, ring).unwrap();
+        Connections::open(&DeviceSpec::Software, config.nodes, config.queues.connection, ring).unwrap();
     let mut clients: Vec<RingClient> = (0..CLIENTS).map(|_| RingClient::connect(&name).unwrap()).collect();
     let remote = (0..).find(|key| server.shard_map.shard_of_word(*key).rank == 1).unwrap();
     for client in &mut clients {

@@ -157,7 +157,7 @@ impl DaemonThread {
 
     fn open_connections<R: DelegationRing>(&self, ring: R) -> Result<Connections<R>, StartError> {
         let config = &self.config;
-        Connections::open(&config.device, config.nodes, config.queues.endpoint, ring).map_err(|cause| {
+        Connections::open(&config.device, config.nodes, config.queues.connection, ring).map_err(|cause| {
             StartError::Device { daemon: self.daemon, device: config.device.to_string(), cause }
         })
     }

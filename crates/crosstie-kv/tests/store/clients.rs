@@ -269,8 +269,8 @@ fn pipelined_operations_match_the_oracle() {
             let cluster = start(nodes, |config| {
                 (config.daemons, config.backend, config.queue_depth) = (2, backend, depth);
                 if is_scarce {
-                    let endpoint = &mut config.queues.endpoint;
-                    (endpoint.ring, endpoint.credit, endpoint.bulk) = (16 << 10, 4 << 10, 2 << 20);
+                    let connection = &mut config.queues.connection;
+                    (connection.ring, connection.credit, connection.bulk) = (16 << 10, 4 << 10, 2 << 20);
                 }
                 config.memory_limit = 1 << 30;
             });

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crosstie::copyrpc::EndpointConfig;
+use crosstie::copyrpc::ConnectionConfig;
 use crosstie_kv::Backend;
 use crosstie_kv::client::{AttachError, Client, Error, SwapOutcome};
 use crosstie_kv::node::{Node, NodeConfig, QueueSizes, StartError};
@@ -33,14 +33,14 @@ fn several_nodes_respond_correctly() {
 /// With tiny queues, requests wait in all backlogs, and none is lost.
 #[test]
 fn no_request_is_lost_with_tiny_queues() {
-    let endpoint = EndpointConfig {
+    let connection = ConnectionConfig {
         ring: 512,
         credit: 256,
         pending_calls: 2,
         bulk: MAX_REQUEST,
-        ..EndpointConfig::default()
+        ..ConnectionConfig::default()
     };
-    let queues = QueueSizes { forward: 1, ring: 2, endpoint };
+    let queues = QueueSizes { forward: 1, ring: 2, connection };
     for backend in BACKENDS {
         for (nodes, daemons) in [(2, 2), (3, 2), (3, 3)] {
             let begun = Instant::now();

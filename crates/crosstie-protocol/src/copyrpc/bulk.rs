@@ -47,7 +47,7 @@ pub struct BulkMemory {
 pub struct BulkRequest {
     /// Where the request payload is. `None`: it follows the descriptor in the ring.
     pub request: Option<BulkMemory>,
-    /// Where a response goes that is too long for the ring. `None`: the response must fit into the allowance in the ring.
+    /// Where a response goes that is too long for the ring. `None`: the response must fit into the ring, and into what the call allows there.
     pub response_buffer: Option<BulkMemory>,
 }
 

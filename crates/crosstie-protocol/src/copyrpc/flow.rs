@@ -1,164 +1,517 @@
-//! Flow control between two peers: the sizes that both must know, the figures that the invariant is about, and the
-//! WRITEs that carry batches and credit.
+//! One side of a connection: its sending half, its receiving half, and the calls that it has pending.
 //!
-//! Credit is ring space for responses, in bytes. It has three words:
+//! Credit is permission to call: ring space, in bytes, that is reserved for responses. The callee grants it, a call uses it, and the
+//! response returns it. It has three words, which each side keeps for both directions:
 //!
-//! | word | credit that |
-//! | --- | --- |
-//! | `credit_available` | the peer has granted to this side, and no pending call of this side uses |
-//! | `credit_granted` | the peer has granted to this side and not got back: `credit_available`, and what pending calls use |
-//! | `credit_reserved` | this side has granted to the peer and not got back (R): ring space of the peer that is reserved for responses. It is the `credit_granted` of the peer, as far as that knows |
+//! | word | what the peer grants to this side ([`Flow`]) | what this side grants to the peer ([`Sender`]) |
+//! | --- | --- | --- |
+//! | `credit_available` | no pending call of this side uses it | it was posted, and no request of the peer uses it |
+//! | `credit_owed` | pending calls of this side use it: the peer owes their responses | requests of the peer use it: this side owes their responses |
+//! | `credit_granted` | the sum of both | R: the sum of both, and what is granted by metadata that is not posted yet |
+//!
+//! `credit_limit` is the most that `credit_granted` may be. A call says in blocks of 32 bytes how much it uses (`credit_blocks`); a batch
+//! says how much it grants (`credit_grant`).
+//!
+//! Each step checks everything, and then changes everything. Its checks are functions that change nothing: `check_call`, `check_reply`,
+//! `check_batch`, `check_message`. They say what is wrong only when [`diagnose`] asks.
 
-use alloc::vec::Vec;
+use core::num::NonZeroU32;
+use core::ops::Range;
 
-use super::MAX_PENDING_CALLS;
-use super::violation::FlowParamsError;
-use super::wire::{self, ALIGNMENT};
+use super::message::{Content, Message, Placement, ReplyToken, RingBytes};
+use super::params::{FlowParams, FlowState, MIN_CREDIT, Progress, agreed_credit};
+use super::pending_calls::{CallId, PendingCalls};
+use super::receiver::{BatchPlace, Receiver, RetainedSpace};
+use super::sender::Sender;
+use super::violation::{
+    CallRefused, FlowParamsError, Refusal, ReplyError, ReplyRefused, Report, Silent, Violation, diagnose,
+};
+use super::wire::{
+    self, ALIGNMENT, CompactHead, FLOW_METADATA_SIZE, FlowMetadata, HEADER_SIZE, Header, RESPONSE_FLAG,
+    WRAP_MESSAGE_COUNT, padded_size,
+};
+use super::write::Write;
 
-/// The smallest receive ring. A quarter of it is credit for one response of up to 20 bytes; half of it takes one request of
-/// up to 20 bytes, wherever the end of the ring is.
-pub const MIN_RING: u64 = 256;
-/// The largest receive ring. Lengths of work requests have 32 bits.
-pub const MAX_RING: u64 = 1 << 31;
-/// The smallest credit limit: one empty response and the metadata in front of it.
-pub(super) const MIN_CREDIT: u64 = wire::internal_allowance(0);
-
-/// The sizes that a side must know before the first batch: its own and those of its peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowParams {
-    /// Bytes of this side's receive ring.
-    pub ring: u64,
-    /// Bytes of the peer's receive ring.
-    pub peer_ring: u64,
-    /// The most response credit that this side grants.
-    pub credit_limit: u64,
-    /// The most response credit that the peer grants, as the peer announced it.
-    pub peer_credit_limit: u64,
-    /// The most calls of this side that can be pending.
-    pub pending_calls: usize,
-    /// Whether this side sends a short message that is alone in its batch as a compact batch. The two sides need not agree.
-    pub compact: bool,
+/// One side of a connection: calls and replies go out, requests and responses come in.
+///
+/// `U` is what the caller attaches to a call and gets back with the response. The [module](super) shows the order in
+/// which the methods are used.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Flow<U> {
+    sender: Sender,
+    receiver: Receiver,
+    pending: PendingCalls<U>,
+    /// What the peer grants to this side, see the [module](self).
+    credit_available: u64,
+    credit_owed: u64,
+    /// Both together are at most this after every batch.
+    credit_limit: u64,
+    /// A call was refused for lack of credit since the last grant.
+    lacks_credit: bool,
+    /// The longest payloads, computed once.
+    max_request_len: usize,
+    max_response_len: usize,
 }
 
-impl FlowParams {
-    pub(super) fn check(&self) -> Result<(), FlowParamsError> {
-        for size in [self.ring, self.peer_ring] {
-            if !size.is_power_of_two() || !(MIN_RING..=MAX_RING).contains(&size) {
-                return Err(FlowParamsError::RingSize { size });
-            }
+/// The bytes in front of the messages of a batch, as they were loaded.
+#[derive(Clone, Copy)]
+enum Front {
+    Metadata([[u64; 2]; 2]),
+    Compact(CompactHead),
+}
+
+impl<U> Flow<U> {
+    /// Creates a flow. The peer's flow is created with the same numbers, own and peer's exchanged.
+    pub fn new(params: &FlowParams) -> Result<Self, FlowParamsError> {
+        params.check()?;
+        let sender = Sender::new(
+            params.peer_ring,
+            agreed_credit(params.credit_limit, params.peer_ring),
+            params.compact,
+        );
+        let credit_limit = agreed_credit(params.peer_credit_limit, params.ring);
+        Ok(Flow {
+            max_request_len: sender.max_request_size() as usize - HEADER_SIZE,
+            max_response_len: wire::max_response_len(credit_limit) as usize,
+            sender,
+            receiver: Receiver::new(params.ring),
+            pending: PendingCalls::new(params.pending_calls),
+            credit_available: credit_limit,
+            credit_owed: 0,
+            credit_limit,
+            lacks_credit: false,
+        })
+    }
+
+    /// The longest request payload that this connection carries in its rings.
+    pub fn max_request_len(&self) -> usize {
+        self.max_request_len
+    }
+
+    /// The longest response that a call can allow.
+    pub fn max_response_len(&self) -> usize {
+        self.max_response_len
+    }
+
+    /// Places a request of `len` bytes whose response may have `response_len` bytes. A refused call changes nothing and
+    /// returns `user`.
+    #[inline(always)]
+    pub fn call(
+        &mut self,
+        content: Content,
+        len: usize,
+        response_len: usize,
+        user: U,
+    ) -> Result<(CallId, Placement), CallRefused<U>> {
+        let Ok(credit) = self.check_call::<Silent>(len, response_len) else {
+            return Err(CallRefused { cause: self.refuse_call(len, response_len), user });
+        };
+        let credit_blocks = (credit / ALIGNMENT) as u32;
+        self.credit_available -= credit;
+        self.credit_owed += credit;
+        let call = self.pending.insert(credit_blocks, user);
+        let payload_len = len as u32 | content.flag();
+        Ok((call, self.place(Header { call_id: call.bits(), credit_blocks, payload_len })))
+    }
+
+    /// Checks that a call can be made now. Returns the credit that it uses.
+    #[inline]
+    fn check_call<R: Report<Refusal>>(&self, len: usize, response_len: usize) -> Result<u64, R> {
+        let (max_len, max_response) = (self.max_request_len, self.max_response_len);
+        ensure!(len <= max_len, Refusal::TooLong { len, max: max_len });
+        ensure!(
+            response_len <= max_response,
+            Refusal::ResponseTooLong { len: response_len, max: max_response }
+        );
+        ensure!(!self.pending.is_full(), Refusal::TooManyCalls);
+        let credit = wire::call_credit(response_len as u32);
+        ensure!(credit <= self.credit_available, Refusal::NoCredit);
+        ensure!(self.sender.has_room(padded_size(len as u32)), Refusal::RingFull);
+        Ok(credit)
+    }
+
+    /// Says why a call is refused, and notes what it lacks.
+    #[cold]
+    #[inline(never)]
+    fn refuse_call(&mut self, len: usize, response_len: usize) -> Refusal {
+        let refusal = diagnose(|| self.check_call(len, response_len));
+        match refusal {
+            Refusal::NoCredit => self.lacks_credit = true,
+            Refusal::RingFull => self.sender.note_lack_of_room(),
+            _ => {}
         }
-        for limit in [self.credit_limit, self.peer_credit_limit] {
-            if limit < MIN_CREDIT {
-                return Err(FlowParamsError::CreditLimit { limit });
-            }
+        refusal
+    }
+
+    /// Places the reply to a request. The reply can be too long, but there is always room for it. A failure changes nothing and
+    /// returns the token.
+    #[inline(always)]
+    pub fn reply(
+        &mut self,
+        content: Content,
+        token: ReplyToken,
+        len: usize,
+    ) -> Result<Placement, ReplyRefused> {
+        if self.check_reply::<Silent>(&token, len).is_err() {
+            return Err(ReplyRefused { cause: diagnose(|| self.check_reply(&token, len)), token });
         }
-        if !(1..=MAX_PENDING_CALLS).contains(&self.pending_calls) {
-            return Err(FlowParamsError::PendingCalls { calls: self.pending_calls });
-        }
+        // Place before the credit is returned: a batch that the end of the ring seals here precedes this reply. Its grant must count
+        // the credit of this reply as granted, because the peer reads that batch first.
+        let placement = self.place(token.header(content, len));
+        self.sender.return_credit(token.credit());
+        Ok(placement)
+    }
+
+    #[inline]
+    fn check_reply<R: Report<ReplyError>>(&self, token: &ReplyToken, len: usize) -> Result<(), R> {
+        let fits = wire::response_size(len) <= token.credit() || rule_broken!(self.sender, LongReplies);
+        ensure!(fits, ReplyError::TooLong { len, max: token.max_len() });
+        ensure!(self.sender.owes(token.credit()), ReplyError::NotExpected);
         Ok(())
     }
-}
 
-/// The credit that a side with limit `granter_limit` grants to a peer whose receive ring has `ring` bytes. It is at most a
-/// quarter of that ring, because the responses go there: half of the ring is left for calls. Both sides compute it
-/// from the same two numbers.
-pub(super) fn agreed_credit(granter_limit: u64, ring: u64) -> u64 {
-    granter_limit.min(ring / 4) & !(ALIGNMENT - 1)
-}
-
-/// Positions in the peer's ring, in bytes since the connection began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// End of the last message that was placed.
-    pub placed: u64,
-    /// End of the last batch that was posted.
-    pub posted: u64,
-    /// The peer's consumer position, as far as this side knows it.
-    pub released: u64,
-}
-
-/// Figures of the flow control, for counters and checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowState {
-    /// Bytes written to the peer's ring, or about to be, that the peer has not released as far as this side knows.
-    pub in_flight: u64,
-    /// R: credit granted to the peer for responses that this side has not placed yet.
-    pub credit_reserved: u64,
-    /// C: bytes of the peer's ring.
-    pub capacity: u64,
-    /// Credit that this side has left for its calls.
-    pub credit_available: u64,
-    /// Calls of this side that wait for their response.
-    pub pending: usize,
-}
-
-impl FlowState {
-    /// The invariant of the protocol: `in_flight + 2R <= C`.
-    pub fn invariant_holds(&self) -> bool {
-        self.in_flight + 2 * self.credit_reserved <= self.capacity
-    }
-}
-
-/// One WRITE with immediate to post, to `offset` of the peer's ring. Nothing has changed until it is
-/// [posted](super::Endpoint::write_posted): a batch that cannot be posted stays open, and may grow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use = "a WRITE that was posted must be noted"]
-pub struct Write {
-    /// The same in the staging ring and in the peer's ring.
-    pub offset: usize,
-    /// Bytes to write. A wrap marker has 32, however many bytes it skips.
-    pub len: usize,
-    /// The immediate.
-    pub imm: u32,
-    /// What is in front of the messages. The caller encodes it to `offset` of the staging ring before it posts the WRITE, unless the batch
-    /// is compact.
-    pub metadata: wire::FlowMetadata,
-    /// The head of a compact batch, in place of metadata and header. The WRITE carries this head and, behind it, the payload from
-    /// [`payload_offset`](Write::payload_offset) of the staging ring.
-    pub compact: Option<wire::CompactHead>,
-    /// The position behind it.
-    pub(super) end: u64,
-}
-
-impl Write {
-    /// Where the payload of the first message is in the staging ring.
+    /// What the peer has granted to this side and not got back.
     #[inline]
-    pub const fn payload_offset(&self) -> usize {
-        self.offset + wire::FLOW_METADATA_SIZE + wire::HEADER_SIZE
+    fn credit_granted(&self) -> u64 {
+        self.credit_available + self.credit_owed
     }
 
-    /// What it carries, for counters.
     #[inline]
-    pub const fn kind(&self) -> WriteKind {
-        match self.metadata.message_count {
-            wire::WRAP_MESSAGE_COUNT => WriteKind::Wrap,
-            0 => WriteKind::Credit,
-            _ => WriteKind::Batch,
+    fn place(&mut self, header: Header) -> Placement {
+        let Flow { sender, receiver, .. } = self;
+        let offset = sender.place(&header, padded_size(header.ring_len()), || receiver.consumer()) as usize;
+        Placement { offset, header }
+    }
+
+    /// Whether a call would be the only one: no other is pending, and nothing waits to be posted.
+    #[inline]
+    pub fn is_only_call(&self) -> bool {
+        // Every call uses credit until its response arrives.
+        self.credit_owed == 0 && self.sender.is_idle()
+    }
+
+    /// Whether a reply would be the last: no other request waits for one, none of the batch that was accepted last is left, and nothing waits
+    /// to be posted.
+    #[inline]
+    pub fn is_last_reply(&self, token: &ReplyToken) -> bool {
+        self.sender.owes_only(token.credit()) && self.sender.is_idle() && self.receiver.batch_ended()
+    }
+
+    /// Whether [`Flow::next_write`] or [`Flow::needs_position_read`] may have something although nothing was placed. If not, a caller
+    /// need not ask them after a compact batch with a request, which does not move the consumer position either.
+    #[inline]
+    pub fn may_have_news(&self) -> bool {
+        self.lacks_credit || self.sender.may_have_news()
+    }
+
+    /// The next WRITE to post, if any. The caller writes `metadata` to `offset` of its staging ring, posts `len` bytes from
+    /// there to the same offset of the peer's ring with `imm`, and calls [`Flow::write_posted`]. A compact batch is posted
+    /// as its head and the payload behind it. Until then this method returns the same WRITE again, unless a message joins it.
+    #[inline(always)]
+    pub fn next_write(&mut self) -> Option<Write> {
+        let consumer = self.receiver.consumer();
+        let lacks_credit = self.lacks_credit && self.credit_granted() < self.credit_limit;
+        self.sender.next_write(consumer, lacks_credit)
+    }
+
+    /// Notes that the last result of [`Flow::next_write`] was posted.
+    #[inline]
+    pub fn write_posted(&mut self, write: &Write) {
+        self.sender.write_posted(write);
+    }
+
+    /// Where in the receive ring the batch that the immediate `imm` announces should be. Nothing is checked, but it is inside the ring: for
+    /// hints to the processor.
+    #[inline]
+    pub fn announced_batch(&self, imm: u32) -> Range<usize> {
+        self.receiver.announced_batch(imm)
+    }
+
+    /// Accepts the batch that the immediate `imm` announced: checks and applies what is in front of its messages. They then come from
+    /// [`Flow::next_message`], until that returns `None`. `front` is the receive ring, or the head of a compact batch that came with its
+    /// completion.
+    #[inline(always)]
+    pub fn accept<B: RingBytes + ?Sized>(&mut self, imm: u32, front: &B) -> Result<(), Violation> {
+        self.receiver.finish_message();
+        self.receiver.consumer();
+        let Ok(place) = self.receiver.check_place::<Silent>(imm) else {
+            return Err(diagnose(|| self.receiver.check_place(imm)));
+        };
+        let offset = place.offset as usize;
+        let front = match place.compact {
+            Some(_) => Front::Compact(CompactHead::from_words(front.load_words(offset))),
+            None => Front::Metadata([0, 16].map(|at| front.load_words(offset + at))),
+        };
+        let Ok(metadata) = self.check_batch::<Silent>(&place, front) else {
+            return Err(diagnose(move || self.check_batch(&place, front)));
+        };
+        match (front, place.compact) {
+            (Front::Compact(CompactHead { call_id, credit_blocks, .. }), Some(payload_len)) => {
+                let header = Header { call_id, credit_blocks, payload_len };
+                self.receiver.begin_batch(&place, 0, 1, Some(header));
+            }
+            _ if metadata.message_count == WRAP_MESSAGE_COUNT => self.receiver.skip_to_end(&place),
+            _ => {
+                let front = FLOW_METADATA_SIZE as u64;
+                self.receiver.begin_batch(&place, front, metadata.message_count, None);
+            }
+        }
+        self.sender.learn_from_batch(metadata.consumer_pos);
+        if metadata.credit_grant > 0 {
+            self.lacks_credit = false;
+        }
+        self.credit_available += metadata.credit_grant;
+        Ok(())
+    }
+
+    /// Checks what is in front of the messages of a batch, and returns it as metadata.
+    #[inline(always)]
+    fn check_batch<R: Report<Violation>>(&self, place: &BatchPlace, front: Front) -> Result<FlowMetadata, R> {
+        let metadata = match front {
+            Front::Metadata(words) => FlowMetadata::from_words(words)?,
+            Front::Compact(head) => FlowMetadata {
+                consumer_pos: self.sender.full_position(head.consumer_blocks)?,
+                credit_grant: u64::from(head.grant_blocks) * ALIGNMENT,
+                message_count: 1,
+            },
+        };
+        let (offset, delta) = (place.offset, place.delta);
+        let has_messages = match metadata.message_count {
+            0 => {
+                let unused = delta - FLOW_METADATA_SIZE as u64;
+                ensure!(unused == 0, Violation::TrailingBytes { unused });
+                false
+            }
+            WRAP_MESSAGE_COUNT => {
+                // A marker at the start would skip a whole ring, for nothing.
+                let is_rest = offset != 0 && offset + delta == self.receiver.capacity();
+                ensure!(is_rest, Violation::BadWrap { offset, delta });
+                false
+            }
+            _ => true,
+        };
+        let is_news = self.sender.check_batch_position(metadata.consumer_pos)?;
+        // Without this, a peer could send as many of them as there is room, again and again.
+        let says_something = metadata.message_count != 0 || metadata.credit_grant != 0 || is_news;
+        ensure!(says_something, Violation::EmptyBatch);
+        // Responses in this batch return part of what was granted. So the exact check has to wait for its last message.
+        let before = if has_messages { 0 } else { self.credit_granted() };
+        let granted = self.credit_granted().saturating_add(metadata.credit_grant);
+        let fits = before.saturating_add(metadata.credit_grant) <= self.credit_limit;
+        ensure!(fits, Violation::GrantOverLimit { granted, limit: self.credit_limit });
+        Ok(metadata)
+    }
+
+    /// The next message of the batch that was accepted last. Its payload stays until this is called again, or another batch is accepted;
+    /// then the peer may write over it, unless it was [retained](Flow::retain).
+    #[inline(always)]
+    pub fn next_message<B: RingBytes + ?Sized>(&mut self, ring: &B) -> Result<Option<Message<U>>, Violation> {
+        self.receiver.finish_message();
+        if self.receiver.batch_ended() {
+            return Ok(None);
+        }
+        match self.receiver.is_compact() {
+            true => self.take_message::<true, B>(ring).map(Some),
+            false => self.take_message::<false, B>(ring).map(Some),
         }
     }
 
-    /// The bytes of the WRITE, if the staging ring is a slice. For simulations and tests, which have no device.
-    pub fn bytes(&self, staging: &mut [u8]) -> Vec<u8> {
-        match self.compact {
-            Some(head) => {
-                let payload = &staging[self.payload_offset()..][..self.len - wire::COMPACT_HEAD_SIZE];
-                [&head.encode(), payload].concat()
-            }
-            None => {
-                staging[self.offset..][..wire::FLOW_METADATA_SIZE].copy_from_slice(&self.metadata.encode());
-                staging[self.offset..][..self.len].to_vec()
-            }
+    /// Takes the next message of a batch, which is compact or not.
+    #[inline(always)]
+    fn take_message<const COMPACT: bool, B: RingBytes + ?Sized>(
+        &mut self,
+        ring: &B,
+    ) -> Result<Message<U>, Violation> {
+        let (header, offset) = self.receiver.next_header::<COMPACT, B>(ring);
+        let Ok(size) = self.check_message::<COMPACT, Silent>(header) else {
+            return Err(diagnose(move || self.check_message::<COMPACT, _>(header)));
+        };
+        self.receiver.take(size);
+        let (len, is_bulk) = (header.ring_len() as usize, header.is_bulk());
+        let credit = u64::from(header.credit_blocks) * ALIGNMENT;
+        if header.is_response() {
+            let call = CallId::from_bits(header.call_id ^ RESPONSE_FLAG);
+            self.credit_owed -= credit;
+            let user = self.pending.remove(call);
+            return Ok(Message::Response { call, user, offset, len, is_bulk });
+        }
+        self.sender.use_credit(credit);
+        // It is not zero: that was checked.
+        let credit_blocks = NonZeroU32::new(header.credit_blocks).unwrap_or(NonZeroU32::MIN);
+        let reply_token = ReplyToken { call_id: header.call_id, credit_blocks };
+        Ok(Message::Request { reply_token, offset, len, is_bulk })
+    }
+
+    /// Checks the next message. Returns the bytes that it takes in the ring.
+    #[inline(always)]
+    fn check_message<const COMPACT: bool, R: Report<Violation>>(&self, header: Header) -> Result<u64, R> {
+        let (size, unused) = self.receiver.check_size::<COMPACT, R>(&header)?;
+        let blocks = header.credit_blocks;
+        let credit = u64::from(blocks) * ALIGNMENT;
+        let mut granted = self.credit_granted();
+        if header.is_response() {
+            let (call_id, payload_len) = (header.call_id ^ RESPONSE_FLAG, header.ring_len());
+            // A call that is not pending uses none.
+            let used = self.pending.credit_blocks(CallId::from_bits(call_id)).unwrap_or(0);
+            ensure!(used != 0, Violation::UnknownCall { call_id });
+            ensure!(blocks == used, Violation::CreditMismatch { blocks, used });
+            let allowed = wire::max_response_len(credit);
+            let fits = wire::response_size(payload_len as usize) <= credit;
+            ensure!(fits, Violation::ResponseTooLong { payload_len, allowed });
+            granted -= credit;
+        } else {
+            let available = self.sender.credit_available();
+            ensure!(credit >= MIN_CREDIT, Violation::CreditTooSmall { blocks });
+            ensure!(credit <= available, Violation::CreditOverrun { credit, available });
+        }
+        if self.receiver.is_at_last() {
+            ensure!(unused == 0, Violation::TrailingBytes { unused });
+            // After a batch, what the peer has granted and not got back must be within the peer's own limit.
+            let limit = self.credit_limit;
+            ensure!(granted <= limit, Violation::GrantOverLimit { granted, limit });
+        }
+        Ok(size)
+    }
+
+    /// Whether the batch that was accepted last has no further message.
+    #[inline]
+    pub fn batch_ended(&self) -> bool {
+        self.receiver.batch_ended()
+    }
+
+    /// Retains the ring space of the message that [`Flow::next_message`] returned last, until it is [released](Flow::release). `None` if that
+    /// space is free already.
+    #[inline]
+    pub fn retain(&mut self) -> Option<RetainedSpace> {
+        self.receiver.retain()
+    }
+
+    /// Frees the ring space of the message that [`Flow::next_message`] returned last, before the next one is asked for. Not if it is retained.
+    #[inline]
+    pub fn finish_message(&mut self) {
+        self.receiver.finish_message();
+    }
+
+    /// Releases the ring space of a message that the application no longer needs. Returns `false` if this flow did not
+    /// retain that space.
+    #[inline]
+    pub fn release(&mut self, space: RetainedSpace) -> bool {
+        self.receiver.release(space)
+    }
+
+    /// The consumer position, for the word that the peer can READ. The caller publishes it whenever it moves.
+    #[inline]
+    pub fn consumer_position(&mut self) -> u64 {
+        self.receiver.consumer()
+    }
+
+    /// Whether the payload of the next message may be posted as a WRITE of its own, see [`Flow::payload_sent_directly`]. It
+    /// may not while a sealed batch waits to be posted.
+    #[inline]
+    pub fn can_send_payload_directly(&self) -> bool {
+        self.sender.has_no_sealed_write()
+    }
+
+    /// Notes that the payload of the message that was placed last is not in the staging ring: it was posted as a WRITE of its
+    /// own, to the same offset of the peer's ring. The batch ends with the header of that message.
+    ///
+    /// Only if [`Flow::can_send_payload_directly`] was true before the message was placed.
+    pub fn payload_sent_directly(&mut self, placement: &Placement) {
+        let Flow { sender, receiver, .. } = self;
+        let tail = padded_size(placement.header.ring_len()) - HEADER_SIZE as u64;
+        sender.seal_without_tail(tail, receiver.consumer());
+    }
+
+    /// Whether to post a READ of the peer's consumer position. The caller asks at every poll.
+    #[inline]
+    pub fn needs_position_read(&self) -> bool {
+        self.sender.needs_position_read()
+    }
+
+    /// Notes that the READ was posted. No other is needed until it is done.
+    pub fn position_read_posted(&mut self) {
+        self.sender.position_read_posted();
+    }
+
+    /// Applies the word that the READ returned. An old word changes nothing.
+    pub fn position_read_done(&mut self, word: u64) -> Result<(), Violation> {
+        self.sender.learn_from_read(word)
+    }
+
+    /// Whether a call waits for its response and was not abandoned.
+    pub fn is_pending(&self, call: CallId) -> bool {
+        self.pending.has_user(call)
+    }
+
+    /// Abandons a call: returns what the caller attached to it, now. The flow still expects the response, because the
+    /// response returns the credit. `None`: the call is not pending, or was abandoned before.
+    pub fn abandon(&mut self, call: CallId) -> Option<U> {
+        self.pending.abandon(call)
+    }
+
+    /// Abandons all pending calls, because the connection is lost: returns what was attached to them. Nothing more is to be placed.
+    pub fn abandon_all(&mut self) -> impl Iterator<Item = U> + '_ {
+        self.sender.forget_open_batch();
+        self.pending.abandon_all()
+    }
+
+    /// Messages in the open batch: placed, and not posted or sealed yet.
+    #[inline]
+    pub fn open_batch_messages(&self) -> u32 {
+        self.sender.open_batch_messages()
+    }
+
+    /// How far the peer's ring was written, and how far the peer has released it, as far as this side knows.
+    #[inline]
+    pub fn progress(&self) -> Progress {
+        self.sender.progress()
+    }
+
+    /// The figures of the flow control.
+    pub fn state(&self) -> FlowState {
+        FlowState {
+            in_flight: self.sender.in_flight(),
+            credit_granted: self.sender.credit_granted(),
+            capacity: self.sender.capacity(),
+            credit_available: self.credit_available,
+            pending: self.pending.len(),
         }
     }
 }
 
-/// What a [`Write`] carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WriteKind {
-    /// Messages.
-    Batch,
-    /// A wrap marker, which skips the rest of the ring.
-    Wrap,
-    /// Metadata alone, to return credit.
-    Credit,
+#[cfg(test)]
+impl<U> Flow<U> {
+    /// Turns one rule off.
+    pub(super) fn break_rule(&mut self, rule: Option<super::tests::BrokenRule>, params: &FlowParams) {
+        self.sender.broken_rule = rule;
+        self.receiver.broken_rule = rule;
+        if rule_broken!(self.sender, CreditOfPeerRing) {
+            let limit = agreed_credit(params.peer_credit_limit, params.peer_ring);
+            (self.credit_available, self.credit_limit) = (limit, limit);
+            self.max_response_len = wire::max_response_len(limit) as usize;
+        }
+    }
+
+    /// Lets call ids repeat at once, so that the states of a model repeat.
+    pub(super) fn use_one_generation(&mut self) {
+        self.pending.use_one_generation();
+    }
+
+    /// For models: moves the positions of what this side sends `sent` bytes back, and of what it receives `received` bytes.
+    pub(super) fn rebase(&mut self, sent: u64, received: u64) {
+        self.sender.rebase(sent, received);
+        self.receiver.rebase(received);
+    }
+
+    pub(super) fn oldest_announced(&self) -> u64 {
+        self.sender.oldest_announced()
+    }
+
+    pub(super) fn remote_consumer(&self) -> u64 {
+        self.sender.remote_consumer()
+    }
+
+    pub(super) fn credit_limit(&self) -> u64 {
+        self.sender.credit_limit()
+    }
 }

@@ -2,17 +2,18 @@
 
 use core::num::NonZeroU32;
 
+use super::pending_calls::CallId;
 use super::wire::{self, ALIGNMENT, HEADER_SIZE, Header};
 
-/// Memory from which the endpoint loads headers and metadata. It loads each once, checks the copy, and never loads it again.
+/// Memory from which the flow loads headers and metadata. It loads each once, checks the copy, and never loads it again.
 pub trait RingBytes {
-    /// Loads the 16 bytes at `offset`, as two little-endian numbers. The endpoint stays inside the ring whose size its parameters name.
+    /// Loads the 16 bytes at `offset`, as two little-endian numbers. The flow stays inside the ring whose size its parameters name.
     fn load_words(&self, offset: usize) -> [u64; 2];
 }
 
-/// The head of a compact batch that came with its completion: all that the endpoint loads of such a batch.
+/// The head of a compact batch that came with its completion: all that the flow loads of such a batch.
 impl RingBytes for [u64; 2] {
-    #[inline(always)]
+    #[inline]
     fn load_words(&self, _: usize) -> [u64; 2] {
         *self
     }
@@ -66,13 +67,13 @@ impl Content {
 }
 
 /// A message from the peer. Its payload is at an offset of the receive ring, and stays there until the next message is asked for; longer if it is
-/// [held](super::Endpoint::hold).
+/// [retained](super::Flow::retain).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "somebody waits for it"]
 pub enum Message<U> {
     /// The peer calls this side, which must reply.
     Request {
-        /// For [`Endpoint::reply`](super::Endpoint::reply).
+        /// For [`Flow::reply`](super::Flow::reply).
         reply_token: ReplyToken,
         /// Offset of the payload.
         offset: usize,
@@ -83,8 +84,8 @@ pub enum Message<U> {
     },
     /// The peer replies to a call of this side, which is no longer pending.
     Response {
-        /// Bits of the [`CallId`](super::CallId).
-        call: u32,
+        /// The call.
+        call: CallId,
         /// What the caller attached to the call; `None` if the call was abandoned.
         user: Option<U>,
         /// Offset of the payload.
@@ -101,32 +102,32 @@ pub enum Message<U> {
 #[must_use = "the peer waits for the reply"]
 pub struct ReplyToken {
     pub(super) call_id: u32,
-    pub(super) blocks: NonZeroU32,
+    pub(super) credit_blocks: NonZeroU32,
 }
 
 impl ReplyToken {
     /// The longest payload that the caller allowed.
     #[inline]
     pub fn max_len(&self) -> u64 {
-        wire::max_response_len(self.allowance())
+        wire::max_response_len(self.credit())
     }
 
     #[inline]
-    pub(super) fn allowance(&self) -> u64 {
-        u64::from(self.blocks.get()) * ALIGNMENT
+    pub(super) fn credit(&self) -> u64 {
+        u64::from(self.credit_blocks.get()) * ALIGNMENT
     }
 
     /// The header of the reply.
     #[inline]
     pub(super) fn header(&self, content: Content, len: usize) -> Header {
-        let (call_id, piggyback) = (self.call_id | wire::RESPONSE_FLAG, self.blocks.get());
-        Header { call_id, piggyback, payload_len: len as u32 | content.flag() }
+        let (call_id, credit_blocks) = (self.call_id | wire::RESPONSE_FLAG, self.credit_blocks.get());
+        Header { call_id, credit_blocks, payload_len: len as u32 | content.flag() }
     }
 }
 
 #[cfg(test)]
 impl ReplyToken {
     pub(super) fn duplicate(&self) -> ReplyToken {
-        ReplyToken { call_id: self.call_id, blocks: self.blocks }
+        ReplyToken { call_id: self.call_id, credit_blocks: self.credit_blocks }
     }
 }

@@ -1,20 +1,22 @@
-//! The receiving half of an endpoint: what has arrived, which messages the application still holds, and how far the ring is
+//! The receiving half of a flow: what has arrived, which messages the application has not released, and how far the ring is
 //! free again.
 //!
 //! ```text
-//!          consumer              passed   cursor        received
+//!          consumer             finished  cursor        received
 //!              |                    |        |              |
 //!  ------------+--------------------+--------+--------------+------------> position (u64, never goes back)
-//!   free for   | parsed; some of it | lent   | announced,   |
-//!   the peer   | is still held      |        | not parsed   |
+//!   free for   | parsed; some of it | the    | announced,   |
+//!   the peer   | is still retained  | current| not parsed   |
+//!              |                    | message|              |
 //! ```
 //!
-//! A message is *lent* until the next one is asked for, and its space is then free. One that is needed longer is *held* until it is released.
+//! A message is *current* until the next one is asked for, and its space is then free. One that is needed longer is *retained* until it is
+//! released.
 //!
 //! Promises:
 //! - It reads only bytes that the peer announced, and only inside the ring, whatever the bytes say.
-//! - The consumer position stops at the message that is lent, and at the oldest one that is held. Messages are released in any
-//!   order. Each held message is one bit in a bitmap of the ring, so a release is one store and allocates nothing.
+//! - The consumer position stops at the current message, and at the oldest one that is retained. Messages are released in any
+//!   order. Each retained message is one bit in a bitmap of the ring, so a release is one store and allocates nothing.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -29,7 +31,7 @@ use super::wire::{
 };
 
 const METADATA: u64 = FLOW_METADATA_SIZE as u64;
-const NO_HEADER: Header = Header { call_id: 0, piggyback: 0, payload_len: 0 };
+const NO_HEADER: Header = Header { call_id: 0, credit_blocks: 0, payload_len: 0 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Receiver {
@@ -40,19 +42,19 @@ pub(super) struct Receiver {
     received: u64,
     /// End of what was parsed. Equal to `received` between batches.
     cursor: u64,
-    /// End of what was parsed and is not lent. Equal to `cursor` while no message is lent.
-    passed: u64,
+    /// The start of the current message. Equal to `cursor` if there is none.
+    finished: u64,
     /// Messages of the current batch that have not been parsed.
     messages_left: u32,
     /// The message of a compact batch, until it is parsed.
     compact: Option<Header>,
     /// Everything before this was released. The method `consumer` brings it up to date.
     consumer: u64,
-    /// One bit for each block of the ring, set if a held message starts there. Only positions in `consumer..passed` have bits
+    /// One bit for each block of the ring, set if a retained message starts there. Only positions in `consumer..finished` have bits
     /// set; that range is at most one ring long.
-    held: Box<[u64]>,
+    retained: Box<[u64]>,
     /// Bits that are set.
-    held_messages: u32,
+    retained_messages: u32,
     #[cfg(test)]
     pub(super) broken_rule: Option<super::tests::BrokenRule>,
 }
@@ -70,16 +72,16 @@ pub(super) struct BatchPlace {
 /// The space that a received message occupies in the receive ring, until it is released.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use = "the ring fills up with messages that are never released"]
-pub struct HeldSpace {
+pub struct RetainedSpace {
     /// The position of the message, which is a multiple of [`ALIGNMENT`], with bit 0 set. So it is never zero, and an
-    /// `Option<HeldSpace>` has 8 bytes.
+    /// `Option<RetainedSpace>` has 8 bytes.
     position: NonZeroU64,
 }
 
-impl HeldSpace {
+impl RetainedSpace {
     #[inline]
-    fn new(position: u64) -> HeldSpace {
-        HeldSpace { position: NonZeroU64::MIN | position }
+    fn new(position: u64) -> RetainedSpace {
+        RetainedSpace { position: NonZeroU64::MIN | position }
     }
 }
 
@@ -91,12 +93,12 @@ impl Receiver {
             offset_mask: capacity - 1,
             received: 0,
             cursor: 0,
-            passed: 0,
+            finished: 0,
             messages_left: 0,
             compact: None,
             consumer: 0,
-            held: vec![0; words].into_boxed_slice(),
-            held_messages: 0,
+            retained: vec![0; words].into_boxed_slice(),
+            retained_messages: 0,
             #[cfg(test)]
             broken_rule: None,
         }
@@ -149,7 +151,7 @@ impl Receiver {
     }
 
     /// Begins a batch, whose first message is `front` bytes behind its start. The first message of a compact batch comes from its head.
-    #[inline(always)]
+    #[inline]
     pub(super) fn begin_batch(
         &mut self,
         place: &BatchPlace,
@@ -161,7 +163,7 @@ impl Receiver {
         self.received += place.delta;
         self.messages_left = messages;
         self.compact = compact;
-        self.pass();
+        self.finish_message();
     }
 
     /// The header of the next message of the batch, which [has not ended](Receiver::batch_ended), and the offset of its payload. `COMPACT`:
@@ -204,82 +206,82 @@ impl Receiver {
         self.compact.is_some()
     }
 
-    /// Takes the next message, which has so many bytes, and lends it.
-    #[inline(always)]
+    /// Takes the next message, which has so many bytes: it is the current one.
+    #[inline]
     pub(super) fn take(&mut self, size: u64) {
-        self.passed = self.cursor;
+        self.finished = self.cursor;
         self.cursor += size;
         self.messages_left -= 1;
         self.compact = None;
     }
 
-    /// Ends the loan of the message that was returned last: its space is free, unless it is held. Nothing is lent afterwards.
-    #[inline(always)]
-    pub(super) fn pass(&mut self) {
-        self.passed = self.cursor;
+    /// Frees the space of the current message, unless it is retained. No message is current afterwards.
+    #[inline]
+    pub(super) fn finish_message(&mut self) {
+        self.finished = self.cursor;
     }
 
-    /// Holds the space of the message that is lent. `None` if none is.
+    /// Retains the space of the current message. `None` if there is none.
     #[inline]
-    pub(super) fn hold(&mut self) -> Option<HeldSpace> {
-        let position = self.passed;
+    pub(super) fn retain(&mut self) -> Option<RetainedSpace> {
+        let position = self.finished;
         if position == self.cursor {
             return None;
         }
-        self.pass();
+        self.finish_message();
         let (word, bit) = self.bit(position);
         if !rule_broken!(self, ReleaseOnParse) {
-            self.held[word] |= bit;
-            self.held_messages += 1;
+            self.retained[word] |= bit;
+            self.retained_messages += 1;
         }
-        Some(HeldSpace::new(position))
+        Some(RetainedSpace::new(position))
     }
 
     /// Whether the current batch has been parsed to its end.
-    #[inline(always)]
+    #[inline]
     pub(super) fn batch_ended(&self) -> bool {
         self.messages_left == 0
     }
 
-    /// Releases the space of a message. Returns `false` if it is not held.
+    /// Releases the space of a message. Returns `false` if it is not retained.
     #[inline]
-    pub(super) fn release(&mut self, space: HeldSpace) -> bool {
+    pub(super) fn release(&mut self, space: RetainedSpace) -> bool {
         let (word, bit) = self.bit(space.position.get());
-        let was_held = self.held[word] & bit != 0;
-        self.held[word] &= !bit;
-        self.held_messages -= u32::from(was_held);
-        was_held
+        let was_retained = self.retained[word] & bit != 0;
+        self.retained[word] &= !bit;
+        self.retained_messages -= u32::from(was_retained);
+        was_retained
     }
 
     /// The consumer position: everything before it was released.
-    #[inline(always)]
+    #[inline]
     pub(super) fn consumer(&mut self) -> u64 {
-        if self.held_messages == 0 {
-            self.consumer = self.passed;
-        } else if self.consumer != self.passed {
+        if self.retained_messages == 0 {
+            self.consumer = self.finished;
+        } else if self.consumer != self.finished {
             self.advance_consumer();
         }
         self.consumer
     }
 
-    /// Moves the consumer position to the first message that is held, or to the end of what was parsed.
+    /// Moves the consumer position to the first message that is retained, or to the end of what was parsed.
     #[inline(never)]
     fn advance_consumer(&mut self) {
         let blocks = self.capacity / ALIGNMENT;
         let mut position = self.consumer;
-        while position < self.passed {
+        while position < self.finished {
             let block = self.offset(position) / ALIGNMENT;
-            let ahead = self.held[(block / 64) as usize] >> (block % 64);
+            let ahead = self.retained[(block / 64) as usize] >> (block % 64);
             if ahead != 0 {
                 position += u64::from(ahead.trailing_zeros()) * ALIGNMENT;
                 break;
             }
             position += (64 - block % 64).min(blocks - block) * ALIGNMENT;
         }
-        self.consumer = position.min(self.passed);
+        self.consumer = position.min(self.finished);
     }
 
-    #[inline(always)]
+    #[inline]
     fn offset(&self, position: u64) -> u64 {
         position & self.offset_mask
     }
@@ -294,19 +296,19 @@ impl Receiver {
 #[cfg(test)]
 impl Receiver {
     pub(super) fn rebase(&mut self, back: u64) {
-        for position in [&mut self.received, &mut self.cursor, &mut self.passed, &mut self.consumer] {
+        for position in [&mut self.received, &mut self.cursor, &mut self.finished, &mut self.consumer] {
             *position -= back;
         }
     }
 }
 
 #[cfg(test)]
-impl HeldSpace {
+impl RetainedSpace {
     pub(super) fn rebase(&mut self, back: u64) {
-        *self = HeldSpace::new(self.position.get() - back);
+        *self = RetainedSpace::new(self.position.get() - back);
     }
 
-    pub(super) fn duplicate(&self) -> HeldSpace {
-        HeldSpace { position: self.position }
+    pub(super) fn duplicate(&self) -> RetainedSpace {
+        RetainedSpace { position: self.position }
     }
 }

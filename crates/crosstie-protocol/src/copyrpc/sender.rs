@@ -1,4 +1,4 @@
-//! The sending half of an endpoint: where the next bytes go in the peer's receive ring, and whether they may be written.
+//! The sending half of a flow: where the next bytes go in the peer's receive ring, and whether they may be written.
 //!
 //! ```text
 //!        remote_consumer        posted      batch start      producer
@@ -12,10 +12,10 @@
 //! does not fit behind it before the end of the ring, or when the payload of its last message was posted directly.
 //!
 //! Promises:
-//! - `in_flight + 2 * credit_reserved <= capacity`, always. A response with allowance `a` adds at most `2a` to `in_flight`: it
-//!   may have to skip the end of the ring, and it skips less than it needs itself. It takes `a` from `credit_reserved`. So a
+//! - `in_flight + 2 * credit_granted <= capacity`, always. A response that returns credit `a` adds at most `2a` to `in_flight`: it
+//!   may have to skip the end of the ring, and it skips less than it needs itself. It takes `a` from `credit_granted`. So a
 //!   response always fits.
-//! - Requests leave `2 * limit` bytes free, not only `2 * credit_reserved`. Otherwise this side's next request could take the space
+//! - Requests leave `2 * credit_limit` bytes free, not only `2 * credit_granted`. Otherwise this side's next request could take the space
 //!   that a response has used before this side grants it to the peer again as credit, and a busy side could starve its peer
 //!   for ever.
 //! - A WRITE that could not be posted is the next one to post; nothing is lost by trying again later.
@@ -23,12 +23,13 @@
 //! This side's own consumer position, which each batch carries to the peer, comes from the receiving half
 //! ([`Receiver`](super::receiver::Receiver)).
 
-use super::flow::{Progress, Write};
+use super::params::Progress;
 use super::violation::{Report, Violation};
 use super::wire::{
     self, ALIGNMENT, COMPACT_FLAG, COMPACT_HEAD_SIZE, CompactHead, FLOW_METADATA_SIZE, FlowMetadata, Header,
     MAX_COMPACT_PAYLOAD, WRAP_MESSAGE_COUNT,
 };
+use super::write::Write;
 
 const METADATA: u64 = FLOW_METADATA_SIZE as u64;
 /// The most writes that can be sealed and not posted: a batch that a direct payload sealed, one that the end of the ring sealed, and the wrap
@@ -40,16 +41,14 @@ pub(super) struct Sender {
     capacity: u64,
     /// `capacity - 1`: the bits of a position that are its offset.
     offset_mask: u64,
-    /// The most that `credit_reserved` may be.
-    limit: u64,
+    /// The most that `credit_granted` may be.
+    credit_limit: u64,
     /// Whether a short message that is alone in its batch makes the batch compact.
     compact: bool,
-    /// See [`flow`](super::flow). Requests of the peer have used a part of it, and can use another part. The rest was not posted yet.
-    credit_reserved: u64,
-    /// The part that was posted to the peer and that no request of the peer has used.
-    unused: u64,
-    /// The part that requests of the peer have used, whose responses have not been placed.
-    owed: u64,
+    /// What this side grants to the peer, see [`flow`](super::flow).
+    credit_granted: u64,
+    credit_available: u64,
+    credit_owed: u64,
     /// The end of all bytes that were placed.
     producer: u64,
     /// The end of all bytes that were posted.
@@ -67,7 +66,7 @@ pub(super) struct Sender {
     /// The consumer position of this side in the metadata that was fixed last.
     announced: u64,
     /// A request or a batch of metadata did not fit since `remote_consumer` last moved.
-    ring_starved: bool,
+    lacks_room: bool,
     /// A READ of the peer's consumer position is under way.
     reading: bool,
     #[cfg(test)]
@@ -92,7 +91,7 @@ impl OpenBatch {
     const NONE: OpenBatch = OpenBatch {
         start: 0,
         messages: 0,
-        first: Header { call_id: 0, piggyback: 0, payload_len: 0 },
+        first: Header { call_id: 0, credit_blocks: 0, payload_len: 0 },
         ring_end: 0,
     };
 }
@@ -107,16 +106,16 @@ const NO_WRITE: Write = Write {
 };
 
 impl Sender {
-    /// For a peer's ring of `capacity` bytes. The peer has `limit` bytes of credit from the start.
-    pub(super) fn new(capacity: u64, limit: u64, compact: bool) -> Self {
+    /// For a peer's ring of `capacity` bytes. The peer has `credit_limit` bytes of credit from the start.
+    pub(super) fn new(capacity: u64, credit_limit: u64, compact: bool) -> Self {
         Sender {
             capacity,
             offset_mask: capacity - 1,
-            limit,
+            credit_limit,
             compact,
-            credit_reserved: limit,
-            unused: limit,
-            owed: 0,
+            credit_granted: credit_limit,
+            credit_available: credit_limit,
+            credit_owed: 0,
             producer: 0,
             posted: 0,
             remote_consumer: 0,
@@ -126,7 +125,7 @@ impl Sender {
             sealed: [NO_WRITE; MAX_SEALED],
             sealed_len: 0,
             announced: 0,
-            ring_starved: false,
+            lacks_room: false,
             reading: false,
             #[cfg(test)]
             broken_rule: None,
@@ -143,8 +142,8 @@ impl Sender {
         self.producer - self.remote_consumer
     }
 
-    pub(super) fn credit_reserved(&self) -> u64 {
-        self.credit_reserved
+    pub(super) fn credit_granted(&self) -> u64 {
+        self.credit_granted
     }
 
     #[inline]
@@ -160,7 +159,7 @@ impl Sender {
     /// The most bytes that a request may take, header and padding included. Such a request fits into an empty ring even
     /// if it has to skip the longest possible end of the ring.
     pub(super) fn max_request_size(&self) -> u64 {
-        let half = (self.capacity - 2 * self.limit + ALIGNMENT) / 2;
+        let half = (self.capacity - 2 * self.credit_limit + ALIGNMENT) / 2;
         (half & !(ALIGNMENT - 1)) - METADATA
     }
 
@@ -175,13 +174,14 @@ impl Sender {
         } else {
             self.bytes_to_end() + METADATA + size
         };
-        let reserve = if rule_broken!(self, CallsUseCreditRoom) { self.credit_reserved } else { self.limit };
+        let reserve =
+            if rule_broken!(self, CallsUseCreditRoom) { self.credit_granted } else { self.credit_limit };
         self.in_flight() + total + 2 * reserve <= self.capacity
     }
 
     /// Notes that something did not fit.
     pub(super) fn note_lack_of_room(&mut self) {
-        self.ring_starved = true;
+        self.lacks_room = true;
     }
 
     /// Adds a message of `size` bytes: to the open batch, or to a new one, at the start of the ring if need be. Returns its offset. The
@@ -209,19 +209,19 @@ impl Sender {
     }
 
     /// Whether a message of `size` bytes can follow in the open batch. A batch that ends exactly at the end of the ring is complete.
-    #[inline(always)]
+    #[inline]
     fn fits_open_batch(&self, size: u64) -> bool {
         self.producer + size <= self.open.ring_end
     }
 
     /// Whether a new batch with a message of `size` bytes can begin without an end of the ring in front of the message.
-    #[inline(always)]
+    #[inline]
     fn fits_new_batch(&self, size: u64) -> bool {
         self.open.messages == 0 && self.offset(self.producer) + METADATA + size <= self.capacity
     }
 
     /// Bytes up to the end of the ring; zero if `producer` is there already.
-    #[inline(always)]
+    #[inline]
     fn bytes_to_end(&self) -> u64 {
         self.producer.wrapping_neg() & self.offset_mask
     }
@@ -240,37 +240,36 @@ impl Sender {
         self.open = OpenBatch::NONE;
     }
 
-    /// Whether a response with this allowance is expected: requests of the peer that have no response yet have used at
-    /// least this much credit.
-    #[inline(always)]
-    pub(super) fn owes(&self, allowance: u64) -> bool {
-        allowance <= self.owed
+    /// Whether a response that returns so much credit can be expected by the peer.
+    #[inline]
+    pub(super) fn owes(&self, credit: u64) -> bool {
+        credit <= self.credit_owed
     }
 
     /// Whether no request but that of this response waits for its response.
-    #[inline(always)]
-    pub(super) fn owes_only(&self, allowance: u64) -> bool {
-        self.owed == allowance
+    #[inline]
+    pub(super) fn owes_only(&self, credit: u64) -> bool {
+        self.credit_owed == credit
     }
 
-    /// Ends the reservation of a response that has been placed.
-    #[inline(always)]
-    pub(super) fn unreserve(&mut self, allowance: u64) {
-        self.credit_reserved -= allowance;
-        self.owed -= allowance;
+    /// Takes back the credit of a response that has been placed.
+    #[inline]
+    pub(super) fn return_credit(&mut self, credit: u64) {
+        self.credit_granted -= credit;
+        self.credit_owed -= credit;
     }
 
     /// The credit that requests of the peer can use.
-    #[inline(always)]
-    pub(super) fn unused_credit(&self) -> u64 {
-        self.unused
+    #[inline]
+    pub(super) fn credit_available(&self) -> u64 {
+        self.credit_available
     }
 
-    /// Takes the credit that a request of the peer uses. There is as much.
-    #[inline(always)]
-    pub(super) fn take_credit(&mut self, allowance: u64) {
-        self.unused -= allowance;
-        self.owed += allowance;
+    /// Notes that a request of the peer uses credit. There is as much.
+    #[inline]
+    pub(super) fn use_credit(&mut self, credit: u64) {
+        self.credit_available -= credit;
+        self.credit_owed += credit;
     }
 
     /// The next WRITE to post: the oldest sealed one, else the open batch, else a batch of metadata alone if one is due.
@@ -304,7 +303,7 @@ impl Sender {
     }
 
     /// Notes that the last result of `next_write` was posted.
-    #[inline(always)]
+    #[inline]
     pub(super) fn write_posted(&mut self, write: &Write) {
         if self.sealed_len > 0 {
             self.sealed_len -= 1;
@@ -313,24 +312,24 @@ impl Sender {
             self.fix(write);
         }
         self.posted = write.end;
-        self.unused += write.metadata.credit_grant;
+        self.credit_available += write.metadata.credit_grant;
     }
 
     /// Whether nothing waits to be posted.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.open.messages == 0 && self.sealed_len == 0
     }
 
     /// Whether a flush may have something to post, or a READ to make, though no message was placed: credit that was not granted, or a lack
     /// of room.
-    #[inline(always)]
+    #[inline]
     pub(super) fn may_have_news(&self) -> bool {
-        self.credit_reserved < self.limit || self.ring_starved
+        self.credit_granted < self.credit_limit || self.lacks_room
     }
 
     /// Whether every sealed write was posted.
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_no_sealed_write(&self) -> bool {
         self.sealed_len == 0
     }
@@ -353,17 +352,17 @@ impl Sender {
     }
 
     /// Applies what a write says: from now on, neither its length nor its metadata change.
-    #[inline(always)]
+    #[inline]
     fn fix(&mut self, write: &Write) {
         self.open = OpenBatch::NONE;
         self.producer = write.end;
-        self.credit_reserved += write.metadata.credit_grant;
+        self.credit_granted += write.metadata.credit_grant;
         let before = if rule_broken!(self, DeltaPosition) { self.announced } else { 0 };
         self.announced = before + write.metadata.consumer_pos;
     }
 
     /// A batch with metadata, of which `len` bytes are to be written.
-    #[inline(always)]
+    #[inline]
     fn batch(&self, start: u64, end: u64, len: u64, message_count: u32, consumer: u64) -> Write {
         Write {
             offset: self.offset(start) as usize,
@@ -376,7 +375,7 @@ impl Sender {
     }
 
     /// The metadata of a batch that ends at `end`.
-    #[inline(always)]
+    #[inline]
     fn metadata(&self, end: u64, message_count: u32, consumer: u64) -> FlowMetadata {
         let credit_grant = self.grantable(end);
         debug_assert!(
@@ -387,15 +386,15 @@ impl Sender {
         FlowMetadata { consumer_pos: consumer - before, credit_grant, message_count }
     }
 
-    /// The credit that a batch which ends at `end` may grant: limited by the invariant and by `limit`.
-    #[inline(always)]
+    /// The credit that a batch which ends at `end` may grant: limited by the invariant and by `credit_limit`.
+    #[inline]
     fn grantable(&self, end: u64) -> u64 {
-        let (in_flight, by_policy) = (end - self.remote_consumer, self.limit - self.credit_reserved);
-        // Usually the invariant holds with as much as the policy allows.
-        if in_flight + 2 * self.limit <= self.capacity {
+        let (in_flight, by_policy) = (end - self.remote_consumer, self.credit_limit - self.credit_granted);
+        // If the invariant allows as much as the policy, there is nothing to compute.
+        if in_flight + 2 * self.credit_limit <= self.capacity {
             return by_policy;
         }
-        let by_invariant = (self.capacity.saturating_sub(in_flight) / 2).saturating_sub(self.credit_reserved);
+        let by_invariant = (self.capacity.saturating_sub(in_flight) / 2).saturating_sub(self.credit_granted);
         by_invariant.min(by_policy) & !(ALIGNMENT - 1)
     }
 
@@ -404,25 +403,25 @@ impl Sender {
     ///   part of what responses have freed, and nothing but a response frees more.
     /// - This side lacks credit and has released messages that the peer does not know about. The peer then grants
     ///   credit, after which this side lacks nothing.
-    #[inline(always)]
+    #[inline]
     fn is_credit_batch_due(&mut self, consumer: u64, lacks_credit: bool) -> bool {
         let has_news = lacks_credit && consumer > self.announced && !rule_broken!(self, NeverTellsReleases);
-        let missing = self.limit - self.credit_reserved;
+        let missing = self.credit_limit - self.credit_granted;
         if !has_news && missing == 0 || rule_broken!(self, SilentWhenIdle) {
             return false;
         }
         let end = self.producer + METADATA;
-        if end - self.remote_consumer + 2 * self.credit_reserved > self.capacity {
+        if end - self.remote_consumer + 2 * self.credit_granted > self.capacity {
             // There is no room for the batch. A side that needs it asks for room by a READ of the peer's position.
-            self.ring_starved |= has_news;
+            self.lacks_room |= has_news;
             return false;
         }
-        let worthwhile = missing.min((self.limit / 4).max(ALIGNMENT));
+        let worthwhile = missing.min((self.credit_limit / 4).max(ALIGNMENT));
         has_news || self.grantable(end) >= worthwhile
     }
 
     /// Checks the peer's consumer position in a batch. Returns whether it is beyond that of the batch before.
-    #[inline(always)]
+    #[inline]
     pub(super) fn check_batch_position<R: Report<Violation>>(&self, position: u64) -> Result<bool, R> {
         if rule_broken!(self, DeltaPosition) {
             return Ok(true);
@@ -435,7 +434,7 @@ impl Sender {
     }
 
     /// Takes the peer's consumer position from a batch.
-    #[inline(always)]
+    #[inline]
     pub(super) fn learn_from_batch(&mut self, position: u64) {
         if rule_broken!(self, DeltaPosition) {
             self.remote_consumer = self.producer.min(self.remote_consumer + position);
@@ -446,7 +445,7 @@ impl Sender {
     }
 
     /// The peer's consumer position with these low bits, in blocks: the highest one that is not beyond what was sent.
-    #[inline(always)]
+    #[inline]
     pub(super) fn full_position<R: Report<Violation>>(&self, blocks: u32) -> Result<u64, R> {
         let behind = u64::from(((self.posted / ALIGNMENT) as u32).wrapping_sub(blocks)) * ALIGNMENT;
         let position = u64::from(blocks) * ALIGNMENT;
@@ -470,7 +469,7 @@ impl Sender {
     /// more than this side knows.
     #[inline]
     pub(super) fn needs_position_read(&self) -> bool {
-        self.ring_starved
+        self.lacks_room
             && !self.reading
             && self.posted > self.remote_consumer
             && !rule_broken!(self, NeverReads)
@@ -480,22 +479,22 @@ impl Sender {
         self.reading = true;
     }
 
-    #[inline(always)]
+    #[inline]
     fn check_position<R: Report<Violation>>(&self, position: u64, before: u64) -> Result<(), R> {
         ensure!(position >= before, Violation::ConsumerWentBack { position, before });
         ensure!(position <= self.posted, Violation::ConsumerBeyondSent { position, sent: self.posted });
         Ok(())
     }
 
-    #[inline(always)]
+    #[inline]
     fn learn(&mut self, position: u64) {
         if position > self.remote_consumer {
             self.remote_consumer = position;
-            self.ring_starved = false;
+            self.lacks_room = false;
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn offset(&self, position: u64) -> u64 {
         position & self.offset_mask
     }
@@ -536,8 +535,8 @@ impl Sender {
         self.remote_consumer
     }
 
-    pub(super) fn limit(&self) -> u64 {
-        self.limit
+    pub(super) fn credit_limit(&self) -> u64 {
+        self.credit_limit
     }
 }
 

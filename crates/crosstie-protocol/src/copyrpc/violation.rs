@@ -1,6 +1,8 @@
 //! Errors of the protocol: a violation by the peer, invalid sizes, a refused call, a refused reply. And how checks report them.
 
-/// How a check reports what is wrong. A rule is written once, in a function that changes nothing. The usual path runs it as [`Silent`] and learns
+use super::message::ReplyToken;
+
+/// How a check reports what is wrong. A rule is written once, in a function that changes nothing. It runs as [`Silent`], which says
 /// only whether all is well; if it is not, [`diagnose`] runs it again and names what is wrong.
 pub(super) trait Report<E> {
     fn report(error: E) -> Self;
@@ -10,13 +12,13 @@ pub(super) trait Report<E> {
 pub(super) struct Silent;
 
 impl<E> Report<E> for Silent {
-    #[inline(always)]
+    #[inline]
     fn report(_: E) -> Silent {
         Silent
     }
 }
 
-/// Returns from a check, unless the condition holds.
+/// Returns from a check, unless the condition is true.
 macro_rules! ensure {
     ($holds:expr, $error:expr) => {
         if !$holds {
@@ -57,7 +59,7 @@ report!(ReplyError);
 pub enum Violation {
     /// The connect information is not of copyrpc.
     #[error(
-        "the peer's connect information is not of copyrpc: check that the address belongs to a copyrpc endpoint"
+        "the peer's connect information is not of copyrpc: check that the address belongs to a copyrpc connection"
     )]
     NotCopyrpc,
     /// The connect information is of another version.
@@ -168,21 +170,19 @@ pub enum Violation {
         /// Bytes left in the batch.
         left: u64,
     },
-    /// A request's allowance is too small for any response.
-    #[error("the peer's request allows {blocks} blocks for the response, but a response takes at least two")]
-    AllowanceTooSmall {
+    /// A request uses less credit than any response needs.
+    #[error("the peer's request uses {blocks} blocks of credit, but a response takes at least two")]
+    CreditTooSmall {
         /// As received.
         blocks: u32,
     },
-    /// A request's allowance exceeds the credit of the peer.
-    #[error(
-        "the peer's request allows a response of {allowance} bytes, but the peer had credit for {credit}"
-    )]
+    /// A request uses more credit than the peer had available.
+    #[error("the peer's request uses {credit} bytes of credit, but the peer had only {available} available")]
     CreditOverrun {
-        /// Bytes of allowance.
-        allowance: u64,
-        /// Credit that the peer had.
+        /// What the request uses.
         credit: u64,
+        /// What the peer had.
+        available: u64,
     },
     /// A response to a call that is not pending: never made, or answered before.
     #[error("the peer replied to call {call_id:#x}, which is not pending: never made, or answered before")]
@@ -212,13 +212,13 @@ pub enum Violation {
     /// A bulk response to a call that named no response buffer.
     #[error("the peer sent a bulk response to a call that named no response buffer")]
     BulkNotRequested,
-    /// A response returns another allowance than its call took.
-    #[error("the peer's response returns an allowance of {blocks} blocks, but its call took {taken}")]
-    AllowanceMismatch {
+    /// A response returns more or less credit than its call uses.
+    #[error("the peer's response returns {blocks} blocks of credit, but its call uses {used}")]
+    CreditMismatch {
         /// As received.
         blocks: u32,
-        /// What the call took.
-        taken: u32,
+        /// What the call uses.
+        used: u32,
     },
 }
 
@@ -262,7 +262,7 @@ pub enum Refusal {
     },
     /// The peer never grants credit for so long a response.
     #[error("a response of {len} bytes is above the peer's credit limit: allow at most {max}")]
-    AllowanceTooLong {
+    ResponseTooLong {
         /// As requested.
         len: usize,
         /// The longest possible.
@@ -282,6 +282,16 @@ pub enum Refusal {
     TooManyCalls,
 }
 
+/// A call was refused. Nothing has changed, and what the caller attached is returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{cause}")]
+pub struct CallRefused<U> {
+    /// Why it was refused.
+    pub cause: Refusal,
+    /// What the caller attached.
+    pub user: U,
+}
+
 /// Why a reply was not placed. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -294,7 +304,17 @@ pub enum ReplyError {
         /// The longest that the caller allowed.
         max: u64,
     },
-    /// The peer of this endpoint does not expect such a reply.
-    #[error("the peer does not expect this reply: the request came through another endpoint")]
+    /// The peer of this connection does not expect such a reply.
+    #[error("the peer does not expect this reply: the request came through another connection")]
     NotExpected,
+}
+
+/// A reply was not placed. Nothing has changed, and the token is returned.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{cause}")]
+pub struct ReplyRefused {
+    /// Why it was not placed.
+    pub cause: ReplyError,
+    /// The right to reply.
+    pub token: ReplyToken,
 }

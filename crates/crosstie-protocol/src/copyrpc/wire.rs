@@ -59,7 +59,7 @@ pub const fn compact_size(payload_len: u32) -> u64 {
 /// response and the metadata of a batch of its own. Twice this much is kept free in the ring, because the response may have
 /// to skip the end of the ring first, and it skips less than it needs itself.
 #[inline]
-pub const fn internal_allowance(response_len: u32) -> u64 {
+pub const fn call_credit(response_len: u32) -> u64 {
     padded_size(response_len) + METADATA
 }
 
@@ -69,7 +69,7 @@ pub(crate) const fn response_size(len: usize) -> u64 {
     len as u64 + METADATA + HEADER_SIZE as u64
 }
 
-/// The longest response payload for an internal allowance.
+/// The longest response payload of a call that uses so much credit.
 #[inline]
 pub(crate) const fn max_response_len(internal: u64) -> u64 {
     internal.saturating_sub(METADATA + HEADER_SIZE as u64)
@@ -92,9 +92,9 @@ pub const fn decode_imm(imm: u32) -> u64 {
 pub struct Header {
     /// The caller's call id, with [`RESPONSE_FLAG`] in a response.
     pub call_id: u32,
-    /// The internal allowance of the call's response, in blocks of [`ALIGNMENT`] bytes. The request takes it and the response
+    /// The [credit](call_credit) that the call uses, in blocks of [`ALIGNMENT`] bytes. The request takes it and the response
     /// returns it.
-    pub piggyback: u32,
+    pub credit_blocks: u32,
     /// Bytes of payload, with [`BULK_FLAG`] in a bulk message.
     pub payload_len: u32,
 }
@@ -104,7 +104,7 @@ impl Header {
     #[inline]
     pub const fn encode(&self) -> [u8; HEADER_SIZE] {
         let ([a, b, c, d], [e, f, g, h], [i, j, k, l]) =
-            (self.call_id.to_le_bytes(), self.piggyback.to_le_bytes(), self.payload_len.to_le_bytes());
+            (self.call_id.to_le_bytes(), self.credit_blocks.to_le_bytes(), self.payload_len.to_le_bytes());
         [a, b, c, d, e, f, g, h, i, j, k, l]
     }
 
@@ -114,7 +114,7 @@ impl Header {
         let [a, b, c, d, e, f, g, h, i, j, k, l] = *bytes;
         Header {
             call_id: u32::from_le_bytes([a, b, c, d]),
-            piggyback: u32::from_le_bytes([e, f, g, h]),
+            credit_blocks: u32::from_le_bytes([e, f, g, h]),
             payload_len: u32::from_le_bytes([i, j, k, l]),
         }
     }
@@ -122,7 +122,7 @@ impl Header {
     /// Decodes a header from the first 16 bytes of a message, as two little-endian numbers. Its fields are not checked yet.
     #[inline]
     pub const fn from_words([first, second]: [u64; 2]) -> Self {
-        Header { call_id: first as u32, piggyback: (first >> 32) as u32, payload_len: second as u32 }
+        Header { call_id: first as u32, credit_blocks: (first >> 32) as u32, payload_len: second as u32 }
     }
 
     /// Whether the message is a response.
@@ -174,7 +174,7 @@ impl FlowMetadata {
     }
 
     /// As [`decode`](FlowMetadata::decode), from the bytes as little-endian numbers.
-    #[inline(always)]
+    #[inline]
     pub(super) fn from_words<R: Report<Violation>>(words: [[u64; 2]; 2]) -> Result<Self, R> {
         let [[consumer_pos, credit_grant], [third, fourth]] = words;
         ensure!(third >> 32 == 0 && fourth == 0, Violation::Padding);
@@ -192,8 +192,8 @@ impl FlowMetadata {
 pub struct CompactHead {
     /// See [`Header::call_id`].
     pub call_id: u32,
-    /// See [`Header::piggyback`].
-    pub piggyback: u32,
+    /// See [`Header::credit_blocks`].
+    pub credit_blocks: u32,
     /// [`FlowMetadata::credit_grant`], in blocks of [`ALIGNMENT`] bytes.
     pub grant_blocks: u32,
     /// The low bits of [`FlowMetadata::consumer_pos`], in blocks. The position is at most a ring behind what the reader has
@@ -207,7 +207,7 @@ impl CompactHead {
     pub const fn new(metadata: &FlowMetadata, header: &Header) -> CompactHead {
         CompactHead {
             call_id: header.call_id,
-            piggyback: header.piggyback,
+            credit_blocks: header.credit_blocks,
             grant_blocks: (metadata.credit_grant / ALIGNMENT) as u32,
             consumer_blocks: (metadata.consumer_pos / ALIGNMENT) as u32,
         }
@@ -216,7 +216,7 @@ impl CompactHead {
     /// Its 16 bytes, as two little-endian numbers.
     #[inline]
     pub const fn to_words(&self) -> [u64; 2] {
-        let first = (self.piggyback as u64) << 32 | self.call_id as u64;
+        let first = (self.credit_blocks as u64) << 32 | self.call_id as u64;
         let second = (self.consumer_blocks as u64) << 32 | self.grant_blocks as u64;
         [first, second]
     }
@@ -224,7 +224,7 @@ impl CompactHead {
     /// Encodes the head.
     #[inline]
     pub const fn encode(&self) -> [u8; COMPACT_HEAD_SIZE] {
-        // As one number: the compiler would move single bytes otherwise, and what loads the head next would wait for them.
+        // One store: a load of the whole head need not wait for the bytes of several.
         let [low, high] = self.to_words();
         ((high as u128) << 64 | low as u128).to_le_bytes()
     }
@@ -234,7 +234,7 @@ impl CompactHead {
     pub const fn from_words([first, second]: [u64; 2]) -> Self {
         CompactHead {
             call_id: first as u32,
-            piggyback: (first >> 32) as u32,
+            credit_blocks: (first >> 32) as u32,
             grant_blocks: second as u32,
             consumer_blocks: (second >> 32) as u32,
         }
@@ -277,7 +277,7 @@ impl ConnectInfo {
         bytes
     }
 
-    /// Decodes the information, if the bytes are of this protocol and version. Sizes are checked when an endpoint is created
+    /// Decodes the information, if the bytes are of this protocol and version. Sizes are checked when a flow is created
     /// from them.
     pub fn decode(bytes: &[u8; CONNECT_INFO_SIZE]) -> Result<Self, Violation> {
         if bytes_at(bytes, 0) != CONNECT_MAGIC {
@@ -299,8 +299,8 @@ impl ConnectInfo {
     }
 }
 
-/// `N` bytes from `at`. All sizes in this module are constants, so the compiler removes the bounds checks.
-#[inline(always)]
+/// `N` bytes from `at`, which are there.
+#[inline]
 fn bytes_at<const N: usize, const M: usize>(bytes: &[u8; M], at: usize) -> [u8; N] {
     core::array::from_fn(|i| bytes[at + i])
 }
@@ -313,7 +313,7 @@ mod tests {
     fn sizes_match_the_wire_format() {
         assert_eq!([0, 20, 21, 52].map(padded_size), [32, 32, 64, 64]);
         assert_eq!(padded_size(u32::MAX), (1 << 32) + 32);
-        assert_eq!([0, 20, 21].map(internal_allowance), [64, 64, 96]);
+        assert_eq!([0, 20, 21].map(call_credit), [64, 64, 96]);
         assert_eq!(max_response_len(64), 20);
         assert_eq!(max_response_len(96), 52);
         assert_eq!(decode_imm(encode_imm(4096)), 4096);
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn layouts_do_not_change() {
-        let header = Header { call_id: 0x8001_0002, piggyback: 3, payload_len: 0x0405 };
+        let header = Header { call_id: 0x8001_0002, credit_blocks: 3, payload_len: 0x0405 };
         assert_eq!(header.encode(), [2, 0, 1, 0x80, 3, 0, 0, 0, 5, 4, 0, 0]);
         assert_eq!(Header::decode(&header.encode()), header);
         let mut front = [0xaa; 16];

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crosstie_protocol::copyrpc::{Content, Endpoint, FlowParams, HeldSpace, Message, Refusal, ReplyToken};
+use crosstie_protocol::copyrpc::{
+    CallRefused, Content, Flow, FlowParams, Message, Refusal, ReplyToken, RetainedSpace,
+};
 
 use crate::network::{Happening, Network};
 use crate::outcome::Outcome;
@@ -25,12 +27,12 @@ enum Packet {
 
 /// One end of a connection. Ends 2n and 2n + 1 belong together.
 struct End {
-    endpoint: Endpoint<u64>,
+    flow: Flow<u64>,
     staging: Vec<u8>,
     ring: Vec<u8>,
     left: u64,
     replies: Vec<(ReplyToken, u64)>,
-    held: Vec<HeldSpace>,
+    retained: Vec<RetainedSpace>,
 }
 
 struct Run {
@@ -58,12 +60,12 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
             compact: true,
         };
         End {
-            endpoint: Endpoint::new(&params).expect("valid rings"),
+            flow: Flow::new(&params).expect("valid rings"),
             staging: vec![0; params.peer_ring as usize],
             ring: vec![0; params.ring as usize],
             left: plan.operations,
             replies: Vec::new(),
-            held: Vec::new(),
+            retained: Vec::new(),
         }
     };
     let mut run = Run {
@@ -99,12 +101,12 @@ impl Run {
                 }
             }
             Packet::ReadPosition => {
-                let position = self.ends[to].endpoint.consumer_position();
+                let position = self.ends[to].flow.consumer_position();
                 self.send(to, "read_response", Packet::Position(position));
                 return;
             }
             Packet::Position(position) => {
-                if let Err(violation) = self.ends[to].endpoint.position_read_done(position) {
+                if let Err(violation) = self.ends[to].flow.position_read_done(position) {
                     self.failures.push(format!("{} ns: end {to}: {violation}", self.network.now));
                 }
             }
@@ -113,14 +115,14 @@ impl Run {
     }
 
     fn take_batch(&mut self, to: usize, imm: u32) -> Result<(), crosstie_protocol::copyrpc::Violation> {
-        let End { endpoint, ring, replies, held, .. } = &mut self.ends[to];
-        endpoint.accept(imm, ring.as_slice())?;
+        let End { flow, ring, replies, retained, .. } = &mut self.ends[to];
+        flow.accept(imm, ring.as_slice())?;
         let (mut requests, mut ended) = (0, Vec::new());
-        while let Some(message) = endpoint.next_message(ring.as_slice())? {
+        while let Some(message) = flow.next_message(ring.as_slice())? {
             match message {
                 Message::Request { reply_token, offset, .. } => {
                     replies.push((reply_token, number(&ring[offset..])));
-                    held.extend(endpoint.hold());
+                    retained.extend(flow.retain());
                     requests += 1;
                 }
                 Message::Response { user, offset, .. } => {
@@ -149,13 +151,13 @@ impl Run {
         let index = self.network.random.below(self.ends[end].replies.len() as u64) as usize;
         let (token, call) = self.ends[end].replies.swap_remove(index);
         let len = token.max_len().min(NUMBER as u64 + self.network.random.below(60)) as usize;
-        let End { endpoint, staging, .. } = &mut self.ends[end];
-        match endpoint.reply(Content::Bytes, token, len) {
+        let End { flow, staging, .. } = &mut self.ends[end];
+        match flow.reply(Content::Bytes, token, len) {
             Ok(placement) => {
                 staging[placement.offset..][..12].copy_from_slice(&placement.header.encode());
                 staging[placement.payload_offset()..][..NUMBER].copy_from_slice(&call.to_le_bytes());
             }
-            Err((error, _)) => {
+            Err(error) => {
                 self.failures.push(format!("{} ns: a reply found no room: {error}", self.network.now));
             }
         }
@@ -163,9 +165,9 @@ impl Run {
     }
 
     fn release(&mut self, end: usize) {
-        let index = self.network.random.below(self.ends[end].held.len() as u64) as usize;
-        let space = self.ends[end].held.swap_remove(index);
-        if !self.ends[end].endpoint.release(space) {
+        let index = self.network.random.below(self.ends[end].retained.len() as u64) as usize;
+        let space = self.ends[end].retained.swap_remove(index);
+        if !self.ends[end].flow.release(space) {
             self.failures.push(format!("{} ns: end {end}: a release was refused", self.network.now));
         }
         self.poll(end);
@@ -176,17 +178,17 @@ impl Run {
         loop {
             self.call(index);
             let end = &mut self.ends[index];
-            let Some(write) = end.endpoint.next_write() else { break };
+            let Some(write) = end.flow.next_write() else { break };
             let bytes = write.bytes(&mut end.staging);
-            end.endpoint.write_posted(&write);
+            end.flow.write_posted(&write);
             self.send(index, "write", Packet::Write { offset: write.offset, bytes, imm: write.imm });
         }
         let end = &mut self.ends[index];
-        if end.endpoint.needs_position_read() {
-            end.endpoint.position_read_posted();
+        if end.flow.needs_position_read() {
+            end.flow.position_read_posted();
             self.send(index, "read", Packet::ReadPosition);
         }
-        let flow = self.ends[index].endpoint.flow_state();
+        let flow = self.ends[index].flow.state();
         if !flow.invariant_holds() {
             self.failures.push(format!("{} ns: end {index}: in_flight + 2R > C: {flow:?}", self.network.now));
         }
@@ -194,15 +196,19 @@ impl Run {
 
     fn call(&mut self, index: usize) {
         while self.ends[index].left > 0 {
-            let End { endpoint, staging, left, .. } = &mut self.ends[index];
+            let End { flow, staging, left, .. } = &mut self.ends[index];
             let len = NUMBER + self.network.random.below(MAX_REQUEST) as usize;
             let response = NUMBER + self.network.random.below(60) as usize;
-            let (len, response) =
-                (len.min(endpoint.max_request_len()), response.min(endpoint.max_response_len()));
-            let placement = match endpoint.call(Content::Bytes, len, response, self.next_call) {
+            let (len, response) = (len.min(flow.max_request_len()), response.min(flow.max_response_len()));
+            let placement = match flow.call(Content::Bytes, len, response, self.next_call) {
                 Ok((_, placement)) => placement,
-                Err((refusal @ (Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. }), _)) => {
-                    self.failures.push(format!("{} ns: end {index}: {refusal}", self.network.now));
+                Err(CallRefused {
+                    cause: Refusal::TooLong { .. } | Refusal::ResponseTooLong { .. }, ..
+                }) => {
+                    self.failures.push(format!(
+                        "{} ns: end {index}: a call of {len} bytes is too long",
+                        self.network.now
+                    ));
                     return;
                 }
                 // It ends: by a response, a batch of the peer, or a READ of its position.

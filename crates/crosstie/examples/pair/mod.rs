@@ -1,10 +1,10 @@
-//! A job of two processes that exchange the addresses of their endpoints.
+//! A job of two processes that exchange the addresses of their connections.
 #![allow(dead_code, reason = "each example uses a part")]
 
 use std::error::Error;
 
 use crosstie::bootstrap::{self, Bootstrap};
-use crosstie::copyrpc::EndpointAddress;
+use crosstie::copyrpc::ConnectionAddress;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Joins a job of two processes, as the environment says. Without such an environment it starts the second process itself.
@@ -25,9 +25,9 @@ pub(crate) fn exchange(job: &mut Box<dyn Bootstrap>, mine: &[u8]) -> Result<Vec<
 /// Sends our address to the other process, and returns its address.
 pub(crate) fn exchange_addresses(
     job: &mut Box<dyn Bootstrap>,
-    mine: &EndpointAddress,
-) -> Result<EndpointAddress, Box<dyn Error>> {
+    mine: &ConnectionAddress,
+) -> Result<ConnectionAddress, Box<dyn Error>> {
     let addresses = job.all_gather(mine.as_bytes())?;
     let other = &addresses[1 - job.rank() as usize];
-    Ok(EndpointAddress::read_from_bytes(other).map_err(|_| "the peer's address is of another kind")?)
+    Ok(ConnectionAddress::read_from_bytes(other).map_err(|_| "the peer's address is of another kind")?)
 }

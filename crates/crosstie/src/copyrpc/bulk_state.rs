@@ -8,11 +8,11 @@
 //!
 //! The messages that announce bulk payloads travel in the rings, and follow all rules there: credit, order, deadlines.
 //! `connection/bulk_caller.rs` and `connection/bulk_callee.rs` implement the two sides. Promises:
-//! - An endpoint has four pools, each of the configured size: for outgoing requests, incoming responses, incoming requests
+//! - A connection has four pools, each of the configured size: for outgoing requests, incoming responses, incoming requests
 //!   and outgoing responses. They are separate so that none waits for another: two sides that call each other with as
 //!   much as they can still accept each other's requests and responses.
 //! - Requests are handed out in the order in which they were made. A request whose pieces are under way, or that waits for
-//!   memory of its pool, delays all requests behind it on the same endpoint, short ones too. A request for which the device has no
+//!   memory of its pool, delays all requests behind it on the same connection, short ones too. A request for which the device has no
 //!   memory is refused at once ([`CallFailed::NoMemory`](super::CallFailed)) and delays nobody; the connection goes on.
 //! - Memory that the peer or the device may still access is not used again. The regions of a call stay in use until its
 //!   response has arrived, even if the call has timed out.
@@ -21,32 +21,28 @@ use std::collections::VecDeque;
 
 use crosstie_protocol::copyrpc::wire::ConnectInfo;
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BulkMemory, BulkRequest, Endpoint as Protocol, HeldSpace, MAX_BULK, ReplyToken,
+    BULK_REQUEST_SIZE, BulkMemory, BulkRequest, Flow, MAX_BULK, ReplyToken, RetainedSpace,
 };
 
-use super::address::EndpointId;
-use super::config::EndpointConfig;
+use super::address::ConnectionId;
+use super::config::ConnectionConfig;
 use super::operation::{Operation, OperationTable, RawCompletion};
 use super::region_pool::{NoRegion, PooledRegion, RegionPool};
 use crate::device::{Access, Pd};
 
 /// Bytes of one READ or WRITE.
 pub(super) const PIECE: usize = 1 << 18;
-/// The most READs of pieces that one endpoint has under way, and the most WRITEs.
+/// The most READs of pieces that one connection has under way, and the most WRITEs.
 pub(super) const MAX_PIECES: u32 = 8;
 
 /// The longest bulk payload that a side with this configuration accepts.
-pub(super) fn bulk_limit(config: &EndpointConfig) -> u32 {
+pub(super) fn bulk_limit(config: &ConnectionConfig) -> u32 {
     config.bulk.min(MAX_BULK as usize) as u32
 }
 
 /// The longest bulk payload of a connection. Zero if a descriptor does not fit into the ring.
-pub(super) fn agreed_bulk_limit<U>(
-    config: &EndpointConfig,
-    peer: &ConnectInfo,
-    protocol: &Protocol<U>,
-) -> u32 {
-    let fits = protocol.max_request_len() >= BULK_REQUEST_SIZE;
+pub(super) fn agreed_bulk_limit<U>(config: &ConnectionConfig, peer: &ConnectInfo, flow: &Flow<U>) -> u32 {
+    let fits = flow.max_request_len() >= BULK_REQUEST_SIZE;
     if fits { u64::from(bulk_limit(config)).min(peer.bulk_limit) as u32 } else { 0 }
 }
 
@@ -89,7 +85,7 @@ pub(super) struct QueuedRequest {
 
 pub(super) enum QueuedPayload {
     /// Complete, in the receive ring.
-    Ring { offset: usize, len: usize, space: HeldSpace },
+    Ring { offset: usize, len: usize, space: RetainedSpace },
     /// In the caller's memory; `posted` bytes are being READ, `read` bytes are there.
     Bulk { from: BulkMemory, region: Option<PooledRegion>, posted: usize, read: usize },
 }
@@ -109,14 +105,14 @@ pub(super) struct OutgoingResponse {
 pub(super) struct ReadyRequest {
     pub(super) offset: usize,
     pub(super) len: usize,
-    pub(super) space: Option<HeldSpace>,
+    pub(super) space: Option<RetainedSpace>,
     pub(super) region: Option<PooledRegion>,
     pub(super) response_buffer: Option<BulkMemory>,
     pub(super) reply_token: ReplyToken,
 }
 
 impl BulkState {
-    pub(super) fn new(config: &EndpointConfig) -> BulkState {
+    pub(super) fn new(config: &ConnectionConfig) -> BulkState {
         let bytes = bulk_limit(config) as usize;
         BulkState {
             outgoing_requests: RegionPool::new(Access::REMOTE_READ, bytes),
@@ -131,7 +127,7 @@ impl BulkState {
             responses: VecDeque::new(),
             first_response: 0,
             writes: 0,
-            operations: OperationTable::default(),
+            operations: OperationTable::new(),
             raw_completions: VecDeque::new(),
         }
     }
@@ -206,8 +202,8 @@ impl BulkState {
         })
     }
 
-    /// Completes an operation of the endpoint. Returns `false` for an unknown key: that completion arrived twice.
-    pub(super) fn complete_operation(&mut self, endpoint: EndpointId, key: u32) -> bool {
+    /// Completes an operation of the connection. Returns `false` for an unknown key: that completion arrived twice.
+    pub(super) fn complete_operation(&mut self, connection: ConnectionId, key: u32) -> bool {
         let Some(operation) = self.operations.remove(key) else { return false };
         match operation {
             Operation::ReadPiece(number) => {
@@ -230,7 +226,7 @@ impl BulkState {
                 }
             }
             Operation::Raw { token, region } => {
-                self.raw_completions.push_back(RawCompletion { token, endpoint, region, result: Ok(()) });
+                self.raw_completions.push_back(RawCompletion { token, connection, region, result: Ok(()) });
             }
         }
         true

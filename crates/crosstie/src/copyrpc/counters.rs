@@ -10,12 +10,12 @@ pub const BATCH_CLASSES: usize = 16;
 pub(super) struct Count(Cell<u64>);
 
 impl Count {
-    #[inline(always)]
+    #[inline]
     pub(super) fn add(&self, count: usize) {
         self.0.set(self.0.get() + count as u64);
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn get(&self) -> u64 {
         self.0.get()
     }
@@ -102,7 +102,7 @@ counters! {
 
 impl RunningCounters {
     /// Counts a batch with so many messages.
-    #[inline(always)]
+    #[inline]
     pub(super) fn count_batch(&self, messages: u32) {
         self.batches.add(1);
         self.batched.add(messages as usize);

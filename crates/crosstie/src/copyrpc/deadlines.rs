@@ -5,7 +5,6 @@ use std::collections::BinaryHeap;
 use std::time::Instant;
 
 use crosstie_protocol::copyrpc::CallId;
-use crosstie_protocol::key::Key;
 
 /// A heap of deadlines, and for each call index the serial number of its current deadline.
 ///
@@ -22,12 +21,8 @@ pub(super) struct Deadlines {
 }
 
 impl Deadlines {
-    fn index(call: CallId) -> usize {
-        Key::<16, 31>::from_bits(call.bits()).index() as usize
-    }
-
     /// Notes that a call begins.
-    #[inline(always)]
+    #[inline]
     pub(super) fn record(&mut self, call: CallId, deadline: Option<Instant>, pending_calls: usize) {
         match deadline {
             None => self.clear(call),
@@ -41,19 +36,19 @@ impl Deadlines {
             self.heap.reserve(2 * pending_calls);
         }
         self.serial += 1;
-        self.calls[Self::index(call)] = (self.serial, Some(call));
+        self.calls[call.index()] = (self.serial, Some(call));
         if self.heap.len() >= 2 * pending_calls {
             let Deadlines { heap, calls, .. } = self;
             heap.retain(|Reverse((_, serial, index))| calls[*index as usize].0 == *serial);
         }
-        self.heap.push(Reverse((deadline, self.serial, Self::index(call) as u32)));
+        self.heap.push(Reverse((deadline, self.serial, call.index() as u32)));
     }
 
     /// Notes that a call without a deadline begins, so that an old deadline at its index is no longer valid.
     #[inline]
     fn clear(&mut self, call: CallId) {
         if !self.calls.is_empty() {
-            self.calls[Self::index(call)] = (0, None);
+            self.calls[call.index()] = (0, None);
         }
     }
 
@@ -88,7 +83,7 @@ impl Deadlines {
 mod tests {
     use std::time::Duration;
 
-    use crosstie_protocol::copyrpc::{Content, Endpoint, FlowParams};
+    use crosstie_protocol::copyrpc::{Content, Flow, FlowParams};
 
     use super::*;
 
@@ -105,9 +100,8 @@ mod tests {
             pending_calls: CALLS,
             compact: true,
         };
-        let mut protocol = Endpoint::new(&params).unwrap();
-        let calls: Vec<CallId> =
-            (0..CALLS).map(|_| protocol.call(Content::Bytes, 0, 0, ()).unwrap().0).collect();
+        let mut flow = Flow::new(&params).unwrap();
+        let calls: Vec<CallId> = (0..CALLS).map(|_| flow.call(Content::Bytes, 0, 0, ()).unwrap().0).collect();
         let (mut deadlines, begin) = (Deadlines::default(), Instant::now());
         for number in 0..10_000 {
             let later = begin + Duration::from_secs(600 + number);

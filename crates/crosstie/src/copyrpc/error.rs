@@ -1,13 +1,13 @@
-//! Errors of contexts and endpoints.
+//! Errors of contexts and connections.
 
 use std::fmt;
 
-use crosstie_protocol::copyrpc::{FlowParamsError, Violation};
+use crosstie_protocol::copyrpc::{FlowParamsError, ReplyToken, Violation};
 
 use super::RecvHandle;
 use crate::device::{CqError, DeviceError, Mr, OutOfRegion, PostError, Status};
 
-/// Why an endpoint could not be connected.
+/// Why a connection could not be established.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -30,8 +30,8 @@ pub enum ConnectError {
         /// The limit of this side.
         limit: u64,
     },
-    /// The endpoint is connected, or was connected before.
-    #[error("the endpoint was connected before: create a new one")]
+    /// It is connected, or was connected before.
+    #[error("a connection can be connected only once: create a new one")]
     Connected,
 }
 
@@ -51,8 +51,8 @@ pub enum Failure {
     /// A completion queue failed, and with it every connection that uses it.
     #[error("the completion queue failed: {0}")]
     Queue(CqError),
-    /// This side closed the endpoint.
-    #[error("this side closed the endpoint")]
+    /// This side closed the connection.
+    #[error("this side closed the connection")]
     Closed,
 }
 
@@ -75,13 +75,19 @@ pub enum CallFailed {
 }
 
 /// A call was not made. Nothing has changed, and what was attached to the call is returned.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{cause}")]
 pub struct CallError<U> {
     /// Why the call was not made.
     pub cause: NotCalled,
     /// What was attached to the call.
     pub user: U,
+}
+
+impl<U> fmt::Debug for CallError<U> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("CallError").field("cause", &self.cause).finish_non_exhaustive()
+    }
 }
 
 /// Why a call was not made.
@@ -94,8 +100,8 @@ pub enum NotCalled {
     /// The device has no memory for the payload, and none is in use that could become free.
     #[error("the device has no memory for the payload: give it more memory, or configure less bulk memory")]
     NoMemory,
-    /// The endpoint is not connected yet.
-    #[error("the endpoint is not connected: connect it first")]
+    /// [`connect`](super::Connection::connect) was not called yet.
+    #[error("not connected to a peer: call connect first")]
     NotConnected,
     /// The connection has ended.
     #[error(transparent)]
@@ -155,6 +161,19 @@ pub enum NotReplied {
     Failed(#[from] Failure),
 }
 
+/// A reply was not sent. If it is still possible, the token is returned.
+pub(super) struct NoReply {
+    pub(super) cause: NotReplied,
+    pub(super) token: Option<ReplyToken>,
+}
+
+impl NoReply {
+    /// The connection has ended.
+    pub(super) fn ended(failure: Failure) -> NoReply {
+        NoReply { cause: failure.into(), token: None }
+    }
+}
+
 impl NotReplied {
     /// Whether the reply may succeed after a poll.
     pub fn is_back_pressure(&self) -> bool {
@@ -187,8 +206,8 @@ pub enum NotPosted {
     /// The device refused the operation.
     #[error("the device refused the operation: {0}")]
     Refused(PostError),
-    /// The endpoint is not connected yet.
-    #[error("the endpoint is not connected: connect it first")]
+    /// [`connect`](super::Connection::connect) was not called yet.
+    #[error("not connected to a peer: call connect first")]
     NotConnected,
     /// The connection has ended.
     #[error(transparent)]

@@ -5,7 +5,7 @@
 //! | signal | one WRITE in [`SIGNAL_INTERVAL`] asks for a completion | a completion costs more than a small WRITE |
 //! | large batch | a batch of [`LARGE_BATCH`] messages goes at once | the peer works on it while this side writes more |
 //! | last reply | a short reply to the last request without one goes at once, if nothing waits to be posted and it is not delayed | there is nothing that could join it |
-//! | only call | a short call goes at once, if no other call of its endpoint is pending and nothing waits to be posted; one between two polls of its context | more calls may follow, but it is not known whether. A burst over many endpoints would need twice the receives |
+//! | only call | a short call goes at once, if no other call of its connection is pending and nothing waits to be posted; one between two polls of its context | more calls may follow, but it is not known whether. A burst over many connections would need twice the receives |
 //! | delay | a poll delays a small batch while the peer has not released earlier batches | a fast loop would send every message alone |
 //! | compact | a message of up to 32 bytes that is alone goes with a head of 16 bytes | head and message fit into a completion |
 //! | inline | a batch of up to [`MAX_INLINE_BATCH`] bytes is posted inline | the device need not fetch it from memory |
@@ -28,7 +28,7 @@ use crosstie_protocol::signaling::Signaling;
 pub(super) const SIGNAL_INTERVAL: u32 = 64;
 /// The WRITEs of a queue pair. Its other requests are signaled and stand for themselves.
 pub(super) type WriteSignaling = Signaling<SIGNAL_INTERVAL>;
-/// Work requests that a send queue holds. One half can be posted while the completion of the other half is awaited.
+/// Work requests that a send queue takes. One half can be posted while the completion of the other half is awaited.
 pub(super) const SEND_DEPTH: u32 = WriteSignaling::MIN_DEPTH;
 /// A small batch is delayed only while the peer has not released this many earlier batches.
 pub(super) const BATCHES_AHEAD: usize = 2;
@@ -65,20 +65,20 @@ pub(super) fn inline_limit(device: u32) -> u32 {
 }
 
 /// Large batch: when a batch of `messages` goes out. `is_sealed`: a direct payload or the end of the ring has sealed it.
-#[inline(always)]
+#[inline]
 pub(super) fn send_timing(messages: u32, is_sealed: bool) -> SendTiming {
     if messages >= LARGE_BATCH || is_sealed { SendTiming::Now } else { SendTiming::WithNextPoll }
 }
 
 /// Last reply, only call: whether a message of `len` bytes may go alone.
-#[inline(always)]
+#[inline]
 pub(super) fn may_go_alone(len: usize) -> bool {
     len <= MAX_COMPACT_PAYLOAD as usize
 }
 
 /// Delay: whether a poll should delay the open batch. `oldest_end` is where the oldest of the last [`BATCHES_AHEAD`]
 /// batches ended; `polls` have delayed this batch already.
-#[inline(always)]
+#[inline]
 pub(super) fn is_delayed(messages: u32, progress: Progress, oldest_end: u64, polls: u32) -> bool {
     let Progress { placed, posted, released } = progress;
     messages > 0
@@ -94,13 +94,13 @@ pub(super) fn sends_compact(max_inline: usize) -> bool {
 }
 
 /// Inline: whether a batch of `len` bytes is posted inline on a queue pair that takes `max_inline`.
-#[inline(always)]
+#[inline]
 pub(super) fn is_inline_batch(len: usize, max_inline: usize) -> bool {
     len <= max_inline && max_inline < MIN_DIRECT_PAYLOAD
 }
 
 /// Direct: whether a payload of `len` bytes is posted directly on a queue pair that takes `max_inline`.
-#[inline(always)]
+#[inline]
 pub(super) fn is_direct_payload(len: usize, max_inline: usize) -> bool {
     len >= MIN_DIRECT_PAYLOAD && len <= max_inline
 }

@@ -3,8 +3,8 @@
 
 use crosstie_protocol::copyrpc::wire::{self, CONNECT_INFO_SIZE, ConnectInfo, FlowMetadata, Header};
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, BulkResponse, Content, Endpoint,
-    FlowParams, MAX_BULK, MAX_RING, MIN_RING, Message, decode_bulk_response,
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkMemory, BulkRequest, BulkResponse, Content, Flow, FlowParams,
+    MAX_BULK, MAX_RING, MIN_RING, Message, decode_bulk_response,
 };
 
 use crate::fuzzing::{Steps, fuzz};
@@ -24,8 +24,8 @@ const PARAMS: FlowParams = FlowParams {
 #[test]
 fn fuzz_copyrpc_batches() {
     let metadata = |message_count| FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count }.encode();
-    let request = Header { call_id: 1 << 16, piggyback: 2, payload_len: 5 };
-    let response = Header { call_id: 1 << 16 | wire::RESPONSE_FLAG, piggyback: 2, payload_len: 4 };
+    let request = Header { call_id: 1 << 16, credit_blocks: 2, payload_len: 5 };
+    let response = Header { call_id: 1 << 16 | wire::RESPONSE_FLAG, credit_blocks: 2, payload_len: 4 };
     let bulk = Header { payload_len: 32 | wire::BULK_FLAG, ..request };
     let batch = |calls: u8, headers: &[Header]| {
         let mut bytes = metadata(headers.len() as u32).to_vec();
@@ -41,49 +41,42 @@ fn fuzz_copyrpc_batches() {
         [batch(0, &[request]), batch(1, &[response]), batch(2, &[request, response]), batch(0, &[bulk])];
     fuzz(CRATE, "copyrpc_batches", examples, |input| {
         let mut steps = Steps(input);
-        let mut endpoint = Endpoint::new(&PARAMS).expect("valid");
+        let mut flow = Flow::new(&PARAMS).expect("valid");
         let calls = steps.byte() % 5;
-        let calls = (0..calls)
-            .take_while(|call| endpoint.call(Content::Bytes, 0, 20, u32::from(*call)).is_ok())
-            .count();
-        while let Some(write) = endpoint.next_write() {
-            endpoint.write_posted(&write);
+        let calls =
+            (0..calls).take_while(|call| flow.call(Content::Bytes, 0, 20, u32::from(*call)).is_ok()).count();
+        while let Some(write) = flow.next_write() {
+            flow.write_posted(&write);
         }
         let read = u64::from(steps.byte()) | u64::from(steps.byte()) << 8;
-        endpoint.position_read_done(read).ok();
+        flow.position_read_done(read).ok();
         let (mut ring, mut position, mut told) = (vec![0; RING], 0u64, Vec::new());
         while !steps.is_empty() {
             let imm = u32::from_le_bytes([steps.byte(), steps.byte(), steps.byte(), steps.byte()]);
             let (at, len) = ((position % RING as u64) as usize, usize::from(steps.byte()));
             let bytes = steps.take(len.min(RING - at));
             ring[at..at + bytes.len()].copy_from_slice(bytes);
-            if accept(&mut endpoint, imm, &ring, at, &mut told).is_none() {
+            if accept(&mut flow, imm, &ring, at, &mut told).is_none() {
                 break;
             }
             position += wire::decode_imm(imm);
         }
         // Each caller got a response or can be told that there will be none, exactly once.
-        told.extend(endpoint.abandon_all());
+        told.extend(flow.abandon_all());
         told.sort_unstable();
         assert!(told.iter().copied().eq(0..calls as u32), "{told:?} of {calls}");
     });
 }
 
 /// Parses one batch, replies to all requests and releases everything. None after a violation.
-fn accept(
-    endpoint: &mut Endpoint<u32>,
-    imm: u32,
-    ring: &[u8],
-    from: usize,
-    told: &mut Vec<u32>,
-) -> Option<()> {
-    endpoint.accept(imm, ring).ok()?;
+fn accept(flow: &mut Flow<u32>, imm: u32, ring: &[u8], from: usize, told: &mut Vec<u32>) -> Option<()> {
+    flow.accept(imm, ring).ok()?;
     let end = from as u64 + wire::decode_imm(imm);
-    while let Some(message) = endpoint.next_message(ring).ok()? {
+    while let Some(message) = flow.next_message(ring).ok()? {
         let (offset, len) = match message {
             Message::Request { reply_token, offset, len, .. } => {
                 let longest = reply_token.max_len() as usize;
-                let reply = endpoint.reply(Content::Bytes, reply_token, longest);
+                let reply = flow.reply(Content::Bytes, reply_token, longest);
                 assert!(reply.is_ok(), "a reply is always possible");
                 (offset, len)
             }
@@ -93,14 +86,14 @@ fn accept(
             }
         };
         assert!(from <= offset && (offset + len) as u64 <= end && offset + len <= RING);
-        assert!(endpoint.flow_state().invariant_holds());
-        // Some are held.
+        assert!(flow.state().invariant_holds());
+        // Some are retained.
         if offset.is_multiple_of(64) {
-            assert!(endpoint.hold().is_some_and(|space| endpoint.release(space)));
+            assert!(flow.retain().is_some_and(|space| flow.release(space)));
         }
     }
-    while let Some(write) = endpoint.next_write() {
-        endpoint.write_posted(&write);
+    while let Some(write) = flow.next_write() {
+        flow.write_posted(&write);
     }
     Some(())
 }
@@ -125,7 +118,7 @@ fn fuzz_copyrpc_connect_info() {
         let legal = info.ring_size.is_power_of_two()
             && (MIN_RING..=MAX_RING).contains(&info.ring_size)
             && info.credit_limit >= 64;
-        assert_eq!(Endpoint::<()>::new(&params).is_ok(), legal, "{info:?}");
+        assert_eq!(Flow::<()>::new(&params).is_ok(), legal, "{info:?}");
     });
 }
 

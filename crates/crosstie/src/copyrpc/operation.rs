@@ -6,15 +6,16 @@
 use std::ops::Range;
 
 use crosstie_protocol::key::Key;
+use crosstie_protocol::slab::Slab;
 
-use super::address::EndpointId;
+use super::address::ConnectionId;
 use super::connection::SendQueue;
-use super::error::{Failure, NotPosted};
+use super::error::{Failure, NotPosted, RawError};
 use super::flush_policy::SEND_DEPTH;
 use super::wr_id::SendKind;
 use crate::device::{Mr, PostError, SendOp, Sge};
 
-/// The most operations of the application that one endpoint has under way. The rest of the send queue is for calls.
+/// The most operations of the application that one connection has under way. The rest of the send queue is for calls.
 pub const RAW_DEPTH: usize = SEND_DEPTH as usize / 2;
 
 type OperationKey = Key<10, 30>;
@@ -30,50 +31,44 @@ pub(super) enum Operation {
 }
 
 /// Operations under way on one connection.
-#[derive(Default)]
 pub(super) struct OperationTable {
-    slots: Vec<(OperationKey, Option<Operation>)>,
-    free: Vec<u32>,
+    operations: Slab<Operation, OperationKey>,
     /// How many of them are the application's.
     pub(super) raw: usize,
 }
 
 impl OperationTable {
+    pub(super) fn new() -> OperationTable {
+        OperationTable { operations: Slab::new(OperationKey::INDICES), raw: 0 }
+    }
+
     pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.operations.len()
     }
 
     /// The key of the next operation.
     fn next_key(&mut self) -> u32 {
-        if self.free.is_empty() {
-            let index = self.slots.len() as u32;
-            self.slots.push((OperationKey::first(index), None));
-            self.free.push(index);
-        }
-        self.free.last().map_or(0, |index| self.slots[*index as usize].0.bits())
+        // The send queue takes fewer than there are keys.
+        self.operations.next_key().map_or(0, OperationKey::bits)
     }
 
     /// Adds the operation that was posted with the [next key](OperationTable::next_key).
     fn insert(&mut self, operation: Operation) {
-        let Some(index) = self.free.pop() else { return };
         self.raw += usize::from(matches!(operation, Operation::Raw { .. }));
-        self.slots[index as usize].1 = Some(operation);
+        let inserted = self.operations.insert(operation);
+        debug_assert!(inserted.is_ok());
     }
 
     /// Removes an operation that has completed. `None`: no operation has this key.
     pub(super) fn remove(&mut self, key: u32) -> Option<Operation> {
-        let key = OperationKey::from_bits(key);
-        let (known, slot) = self.slots.get_mut(key.index() as usize)?;
-        let operation = slot.take_if(|_| *known == key)?;
+        let operation = self.operations.remove(OperationKey::from_bits(key))?;
         self.raw -= usize::from(matches!(operation, Operation::Raw { .. }));
-        *known = key.next();
-        self.free.push(key.index());
         Some(operation)
     }
 
-    /// Removes all operations that have not completed.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = Operation> + '_ {
-        self.slots.iter_mut().filter_map(|(_, slot)| slot.take())
+    /// All operations that have not completed.
+    pub(super) fn into_operations(self) -> impl Iterator<Item = Operation> {
+        self.operations.into_values()
     }
 }
 
@@ -110,9 +105,9 @@ impl OperationPoster<'_> {
         range: Range<usize>,
         region: Mr,
         token: u64,
-    ) -> Result<(), (NotPosted, Mr)> {
+    ) -> Result<(), RawError> {
         if self.operations.raw >= RAW_DEPTH {
-            return Err((NotPosted::Full, region));
+            return Err(RawError { cause: NotPosted::Full, region, token });
         }
         let posted = match region.sge(range) {
             Ok(piece) => self.post(op, piece).map_err(NotPosted::from),
@@ -120,7 +115,7 @@ impl OperationPoster<'_> {
         };
         match posted {
             Ok(()) => self.operations.insert(Operation::Raw { token, region }),
-            Err(cause) => return Err((cause, region)),
+            Err(cause) => return Err(RawError { cause, region, token }),
         }
         match op {
             SendOp::Read(_) => self.queue.account.counters.raw_reads.add(1),
@@ -136,14 +131,14 @@ impl OperationPoster<'_> {
     }
 }
 
-/// A READ or WRITE of the application that has completed, see [`Endpoint::read`](super::Endpoint::read).
+/// A READ or WRITE of the application that has completed, see [`Connection::read`](super::Connection::read).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RawCompletion {
     /// The token that the application gave to the operation.
     pub token: u64,
-    /// The endpoint that the operation was posted on.
-    pub endpoint: EndpointId,
+    /// The connection that the operation was posted on.
+    pub connection: ConnectionId,
     /// The region, which belongs to the application again.
     pub region: Mr,
     /// `Err`: the connection has ended. The operation may or may not have been carried out.
@@ -156,7 +151,7 @@ mod tests {
 
     #[test]
     fn an_operation_key_is_valid_once() {
-        let mut operations = OperationTable::default();
+        let mut operations = OperationTable::new();
         let keys: Vec<u32> = (0..3)
             .map(|number| {
                 let key = operations.next_key();
@@ -172,6 +167,6 @@ mod tests {
         assert!(operations.remove(keys[1]).is_none(), "of an earlier generation");
         assert!(operations.remove(0x3fff_ffff).is_none());
         assert!(matches!(operations.remove(again), Some(Operation::WritePiece(4))));
-        assert_eq!(operations.drain().count(), 2);
+        assert_eq!(operations.into_operations().count(), 2);
     }
 }

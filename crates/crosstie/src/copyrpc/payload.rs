@@ -20,7 +20,7 @@ impl<'r> Payload<'r> {
     pub(super) const EMPTY: Payload<'static> = Payload(SharedBytes::EMPTY);
 
     /// `offset..offset + len` must be inside the memory.
-    #[inline(always)]
+    #[inline]
     pub(super) fn new(memory: &'r Mr, offset: usize, len: usize) -> Payload<'r> {
         let bytes = memory.bytes(offset, len);
         debug_assert!(bytes.is_ok());
@@ -28,7 +28,7 @@ impl<'r> Payload<'r> {
     }
 
     /// As [`new`](Payload::new), in a ring.
-    #[inline(always)]
+    #[inline]
     pub(super) fn in_ring(ring: &'r RingRegion, offset: usize, len: usize) -> Payload<'r> {
         match ring.bytes(offset, len) {
             Some(bytes) => Payload(bytes),
@@ -36,7 +36,6 @@ impl<'r> Payload<'r> {
         }
     }
 
-    // A function, so that there is a branch to it: otherwise, all parts of the usual payload would be selected one by one.
     #[cold]
     #[inline(never)]
     fn outside() -> Payload<'static> {
@@ -45,7 +44,7 @@ impl<'r> Payload<'r> {
     }
 
     /// The first `len` bytes of a copy. There must be as many.
-    #[inline(always)]
+    #[inline]
     pub(super) fn from_copy(copy: &'r ShortPayload, len: usize) -> Payload<'r> {
         Payload(SharedBytes::from_slice(&copy[..len.min(copy.len())]))
     }
@@ -76,13 +75,13 @@ impl<'r> Payload<'r> {
     }
 
     /// Copies the bytes from `at` on. There are as many as `to` has room for.
-    #[inline(always)]
+    #[inline]
     fn copy_part(&self, at: usize, to: &mut [u8]) {
         self.0.copy_to(at, to);
     }
 
     /// The first 8 bytes. `None` if there are fewer.
-    #[inline(always)]
+    #[inline]
     pub(super) fn front(&self) -> Option<[u8; 8]> {
         self.0.load_words(0).map(|[word]| word.to_ne_bytes())
     }
@@ -111,8 +110,7 @@ impl<'r> Payload<'r> {
         if self.len() != at + size_of::<T>() {
             return None;
         }
-        // Small values are loaded as words, or go through a buffer of words, so that they stay in registers or on the stack. The buffer is
-        // zeroed first, so it should not be much longer than the value.
+        // Small values need no buffer on the heap. The one on the stack is zeroed first, so it should not be much longer than the value.
         match size_of::<T>() {
             8 => self.read_words::<T, 1>(at),
             16 => self.read_words::<T, 2>(at),
@@ -125,12 +123,12 @@ impl<'r> Payload<'r> {
     }
 
     /// Reads a value of `N` words.
-    #[inline(always)]
+    #[inline]
     fn read_words<T: TryFromBytes + KnownLayout, const N: usize>(&self, at: usize) -> Option<T> {
         T::try_read_from_bytes(self.0.load_words::<N>(at)?.as_bytes()).ok()
     }
 
-    #[inline(always)]
+    #[inline]
     fn read_through<T: TryFromBytes + KnownLayout>(&self, at: usize, buffer: &mut [u8]) -> Option<T> {
         let bytes = buffer.get_mut(..size_of::<T>())?;
         self.copy_part(at, bytes);

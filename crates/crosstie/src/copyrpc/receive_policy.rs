@@ -26,7 +26,7 @@ pub(super) const IDLE_REFILL: u32 = 8;
 
 /// Half: whether a poll may leave the rest of a batch to the next one. It is completion number `taken` of this poll; the poll before took
 /// `taken_before`.
-#[inline(always)]
+#[inline]
 pub(super) fn may_pause(taken: usize, taken_before: usize) -> bool {
     taken == 1 && taken_before <= 1
 }

@@ -1,10 +1,10 @@
-//! Calls of copyrpc, plain and typed. Their cost does not depend on the number of endpoints.
+//! Calls of copyrpc, plain and typed. Their cost does not depend on the number of connections.
 
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, Waker};
 
 use crosstie::copyrpc::service::{Call, Client, Driver, Handlers, Method, Service};
-use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
+use crosstie::copyrpc::{Config, Connection, ConnectionConfig, Context};
 use crosstie::device::{Access, ConnectConfig, Device, Mr, RemoteMemory, software};
 use crosstie_testkit::{allocations, callgrind, child, seccomp};
 
@@ -14,30 +14,30 @@ fn context<U>() -> Context<U> {
     Context::new(device, &Config::default()).unwrap()
 }
 
-fn rings(ring: usize, bulk: usize) -> EndpointConfig {
-    EndpointConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk, ..EndpointConfig::default() }
+fn rings(ring: usize, bulk: usize) -> ConnectionConfig {
+    ConnectionConfig { ring, credit: ring / 4, pending_calls: DEPTH, bulk, ..ConnectionConfig::default() }
 }
 
 /// Two contexts and the connections between them.
 struct Pair {
     client: Context<u32>,
     server: Context<u32>,
-    here: Vec<Endpoint<u32>>,
+    here: Vec<Connection<u32>>,
     #[expect(dead_code, reason = "keeps the connections open")]
-    there: Vec<Endpoint<u32>>,
+    there: Vec<Connection<u32>>,
 }
 
 impl Pair {
-    fn new(endpoints: usize, ring: usize) -> Pair {
-        Pair::with_bulk(endpoints, ring, 0)
+    fn new(connections: usize, ring: usize) -> Pair {
+        Pair::with_bulk(connections, ring, 0)
     }
 
-    fn with_bulk(endpoints: usize, ring: usize, bulk: usize) -> Pair {
+    fn with_bulk(connections: usize, ring: usize, bulk: usize) -> Pair {
         let (client, server, config) = (context(), context(), rings(ring, bulk));
         let (mut here, mut there) = (Vec::new(), Vec::new());
-        for _ in 0..endpoints {
+        for _ in 0..connections {
             let (near, far) =
-                (client.create_endpoint(&config).unwrap(), server.create_endpoint(&config).unwrap());
+                (client.create_connection(&config).unwrap(), server.create_connection(&config).unwrap());
             near.connect(&far.address(), &ConnectConfig::default()).unwrap();
             far.connect(&near.address(), &ConnectConfig::default()).unwrap();
             here.push(near);
@@ -46,7 +46,7 @@ impl Pair {
         Pair { client, server, here, there }
     }
 
-    /// `rounds` times: makes `depth` calls, spread over the endpoints, and waits for their responses. The server takes the requests from
+    /// `rounds` times: makes `depth` calls, spread over the connections, and waits for their responses. The server takes the requests from
     /// its queue.
     fn exchange(&self, rounds: u32, depth: usize) {
         let mut buffer = [0; 64];
@@ -62,8 +62,8 @@ impl Pair {
     fn exchange_with(&self, rounds: u32, depth: usize, mut serve: impl FnMut()) {
         for round in 0..rounds {
             for call in 0..depth {
-                let endpoint = &self.here[call % self.here.len()];
-                assert!(endpoint.call(&[7; 32], 32, round).is_ok());
+                let connection = &self.here[call % self.here.len()];
+                assert!(connection.call(&[7; 32], 32, round).is_ok());
             }
             let mut answered = 0;
             while answered < depth {
@@ -79,23 +79,23 @@ impl Pair {
 
 #[test]
 fn calls_do_not_allocate() {
-    for (endpoints, depth) in [(1, 1), (1, 64), (1, 300), (16, 256)] {
-        let pair = Pair::new(endpoints, 1 << 18);
+    for (connections, depth) in [(1, 1), (1, 64), (1, 300), (16, 256)] {
+        let pair = Pair::new(connections, 1 << 18);
         pair.exchange(2_000, depth);
-        let what = format_args!("{endpoints} endpoints, depth {depth}");
+        let what = format_args!("{connections} connections, depth {depth}");
         allocations::assert_none(what, || pair.exchange(2_000, depth));
     }
 }
 
 /// Bulk requests with bulk responses, two at a time, and READs in between, with regions that are reused.
 fn exchange_bulk(pair: &Pair, rounds: u32, buffer: &mut [u8], regions: &mut Vec<Mr>, board: RemoteMemory) {
-    let endpoint = &pair.here[0];
+    let connection = &pair.here[0];
     for round in 0..rounds {
         for _ in 0..2 {
-            assert!(endpoint.call(&LONG_REQUEST, LONG_REQUEST.len(), round).is_ok());
+            assert!(connection.call(&LONG_REQUEST, LONG_REQUEST.len(), round).is_ok());
         }
         while let Some(region) = regions.pop() {
-            assert!(endpoint.read(region, 0..4096, board.at(0), 0).is_ok());
+            assert!(connection.read(region, 0..4096, board.at(0), 0).is_ok());
         }
         let mut answered = 0;
         while answered < 2 || regions.len() < 4 {
@@ -148,29 +148,31 @@ fn calls_make_no_system_call() {
     seccomp::assert_no_system_calls(calls_make_no_system_call, &["calls"]);
 }
 
-/// Calls in flight of each endpoint. They are a batch: with the same number for all, its costs are those of the same number of calls.
+/// Calls in flight of each connection. They are a batch: with the same number for all, its costs are those of the same number of calls.
 const CALLS_EACH: usize = 16;
-/// Most endpoints.
+/// Most connections.
 const MANY: usize = 512;
 /// Calls in flight of that many.
 const DEPTH: usize = MANY * CALLS_EACH;
 const ROUNDS: usize = 3;
 
 #[test]
-fn call_cost_does_not_depend_on_the_number_of_endpoints() {
-    if let Some(endpoints) = child::task() {
-        let endpoints: usize = endpoints.parse().unwrap();
-        let pair = Pair::new(endpoints, CALLS_EACH * 1024);
-        let (rounds, depth) = (ROUNDS * MANY / endpoints, CALLS_EACH * endpoints);
+fn call_cost_does_not_depend_on_the_number_of_connections() {
+    if let Some(connections) = child::task() {
+        let connections: usize = connections.parse().unwrap();
+        let pair = Pair::new(connections, CALLS_EACH * 1024);
+        let (rounds, depth) = (ROUNDS * MANY / connections, CALLS_EACH * connections);
         pair.exchange(1, depth);
         return callgrind::measure(&mut || pair.exchange(rounds as u32, depth));
     }
-    let counts = [1, 8, 64, MANY].map(|endpoints| {
-        let count =
-            callgrind::count(call_cost_does_not_depend_on_the_number_of_endpoints, &endpoints.to_string());
+    let counts = [1, 8, 64, MANY].map(|connections| {
+        let count = callgrind::count(
+            call_cost_does_not_depend_on_the_number_of_connections,
+            &connections.to_string(),
+        );
         let each = count as f64 / (ROUNDS * DEPTH) as f64;
         println!(
-            "{endpoints} endpoints, {CALLS_EACH} calls each: {each:.0} instructions per call, both sides"
+            "{connections} connections, {CALLS_EACH} calls each: {each:.0} instructions per call, both sides"
         );
         each
     });
@@ -185,7 +187,7 @@ struct Typed<H> {
     server: Context<u32>,
     service: Service<(), u32, H>,
     #[expect(dead_code, reason = "keeps the connection open")]
-    endpoint: Endpoint<u32>,
+    connection: Connection<u32>,
 }
 
 struct Echo;
@@ -205,12 +207,12 @@ impl Method for Large {
 
 fn typed(ring: usize) -> Typed<impl Handlers<(), u32>> {
     let (driver, server, config) = (Driver::new(context()), context(), rings(ring, 0));
-    let (client, endpoint) =
-        (driver.create_client(&config).unwrap(), server.create_endpoint(&config).unwrap());
-    client.connect(&endpoint.address(), &ConnectConfig::default()).unwrap();
-    endpoint.connect(&client.address(), &ConnectConfig::default()).unwrap();
+    let (client, connection) =
+        (driver.create_client(&config).unwrap(), server.create_connection(&config).unwrap());
+    client.connect(&connection.address(), &ConnectConfig::default()).unwrap();
+    connection.connect(&client.address(), &ConnectConfig::default()).unwrap();
     let service = Service::new(()).on::<Large>(|(), large| [large[0]; 2000]).on::<Echo>(|(), bytes| bytes);
-    Typed { driver, client, server, service, endpoint }
+    Typed { driver, client, server, service, connection }
 }
 
 impl<H: Handlers<(), u32>> Typed<H> {

@@ -3,10 +3,10 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use crosstie::copyrpc::{Config, Context, Endpoint, EndpointConfig};
+use crosstie::copyrpc::{Config, Connection, ConnectionConfig, Context};
 use crosstie::device::{Device, software};
 
-use super::connect_endpoints;
+use super::connect_pair;
 
 const CALLS: u32 = 32;
 
@@ -15,18 +15,18 @@ fn context() -> Context<u32> {
     Context::new(device, &Config::default()).unwrap()
 }
 
-fn connect(client: &Context<u32>, server: &Context<u32>) -> (Endpoint<u32>, Endpoint<u32>) {
-    let config = EndpointConfig { ring: 1 << 14, credit: 1 << 12, ..EndpointConfig::default() };
-    connect_endpoints(client, server, &config)
+fn connect(client: &Context<u32>, server: &Context<u32>) -> (Connection<u32>, Connection<u32>) {
+    let config = ConnectionConfig { ring: 1 << 14, credit: 1 << 12, ..ConnectionConfig::default() };
+    connect_pair(client, server, &config)
 }
 
-fn call(endpoint: &Endpoint<u32>, number: u32) {
-    assert!(endpoint.call(&number.to_le_bytes(), 8, number).is_ok());
+fn call(connection: &Connection<u32>, number: u32) {
+    assert!(connection.call(&number.to_le_bytes(), 8, number).is_ok());
 }
 
 /// Makes [`CALLS`] calls, and lets the server reply to all of them.
-fn call_and_reply(client: &Context<u32>, server: &Context<u32>, endpoint: &Endpoint<u32>) {
-    (0..CALLS).for_each(|number| call(endpoint, number));
+fn call_and_reply(client: &Context<u32>, server: &Context<u32>, connection: &Connection<u32>) {
+    (0..CALLS).for_each(|number| call(connection, number));
     client.flush();
     let mut replied = 0;
     while replied < CALLS {
@@ -63,7 +63,7 @@ fn single_short_call_goes_out_at_once_and_others_wait() {
     assert_eq!(client.counters().batches, 1);
     client.flush();
     assert_eq!(client.counters().batches, 2);
-    // So does the first call of another endpoint: only one goes out at once between two polls.
+    // So does the first call of another connection: only one goes out at once between two polls.
     let (other, _there) = connect(&client, &server);
     call(&other, 0);
     assert_eq!(client.counters().batches, 2);
@@ -81,18 +81,18 @@ fn single_short_call_goes_out_at_once_and_others_wait() {
     assert_eq!(client.counters().batches, 5);
 }
 
-/// A burst over many endpoints needs no more receives than one for each.
+/// A burst over many connections needs no more receives than one for each.
 #[test]
-fn burst_over_many_endpoints_is_one_write_for_each() {
-    const ENDPOINTS: u64 = 64;
+fn burst_over_many_connections_is_one_write_for_each() {
+    const CONNECTIONS: u64 = 64;
     let (client, server) = (context(), context());
-    let pairs: Vec<_> = (0..ENDPOINTS).map(|_| connect(&client, &server)).collect();
+    let pairs: Vec<_> = (0..CONNECTIONS).map(|_| connect(&client, &server)).collect();
     for number in 0..3 {
         pairs.iter().for_each(|(here, _)| call(here, number));
     }
     client.flush();
     // One more for the very first call.
-    assert_eq!(client.counters().batches, ENDPOINTS + 1);
+    assert_eq!(client.counters().batches, CONNECTIONS + 1);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn responses_that_have_arrived_are_reported_though_the_peer_is_gone() {
 }
 
 #[test]
-fn responses_of_a_closed_endpoint_do_not_reach_another() {
+fn responses_of_a_closed_connection_do_not_reach_another() {
     let (client, server) = (context(), context());
     let (here, there) = connect(&client, &server);
     call_and_reply(&client, &server, &here);
@@ -156,9 +156,13 @@ fn serve(server: &Context<u32>) -> Vec<u32> {
 fn handler_gets_about_256_requests_in_a_poll_and_all_in_order() {
     const CALLS: u32 = 1000;
     let (client, server) = (context(), context());
-    let config =
-        EndpointConfig { ring: 1 << 18, credit: 1 << 16, pending_calls: 2000, ..EndpointConfig::default() };
-    let (here, _there) = connect_endpoints(&client, &server, &config);
+    let config = ConnectionConfig {
+        ring: 1 << 18,
+        credit: 1 << 16,
+        pending_calls: 2000,
+        ..ConnectionConfig::default()
+    };
+    let (here, _there) = connect_pair(&client, &server, &config);
     // The first batch is short, so that a poll ends inside of a batch.
     for number in 0..CALLS {
         call(&here, number);

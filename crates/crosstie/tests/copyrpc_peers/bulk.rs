@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::{
-    CallFailed, Context, Endpoint, EndpointConfig, Failure, NotCalled, NotPosted, NotReplied, RAW_DEPTH,
+    CallFailed, Connection, ConnectionConfig, Context, Failure, NotCalled, NotPosted, NotReplied, RAW_DEPTH,
     RecvHandle, ReplyError,
 };
 use crosstie::device::{Access, Mr, RemoteAddr, RemoteMemory};
@@ -16,8 +16,8 @@ use crate::failed_calls::{peer_notices_close, poll_until, send_stop, serve_until
 use crate::load::{Caller, Load, ReplyMode, TIMEOUT, User, drive};
 use crate::test_peer::TestPeer;
 
-fn with_bulk(ring_bytes: usize, bulk: usize) -> EndpointConfig {
-    EndpointConfig { bulk, ..ring(ring_bytes) }
+fn with_bulk(ring_bytes: usize, bulk: usize) -> ConnectionConfig {
+    ConnectionConfig { bulk, ..ring(ring_bytes) }
 }
 
 /// Bytes in which any two pieces differ.
@@ -28,9 +28,9 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Makes one call and waits for its response.
-fn ask(context: &Context<User>, endpoint: &Endpoint<User>, request: &[u8], response: usize) -> Vec<u8> {
+fn ask(context: &Context<User>, connection: &Connection<User>, request: &[u8], response: usize) -> Vec<u8> {
     let answer = RefCell::new(None);
-    endpoint.call(request, response, (0, 0)).expect("called");
+    connection.call(request, response, (0, 0)).expect("called");
     poll_until(context, || answer.borrow().is_some(), |_, got| *answer.borrow_mut() = Some(got));
     answer.take().flatten_ok()
 }
@@ -79,9 +79,9 @@ fn reply(context: &Context<User>, request: RecvHandle<User>, bytes: &[u8]) {
 pub(crate) fn bulk_payloads_around_every_limit_arrive(side: &mut TestPeer) {
     let most = if side.is_slow() { 1 << 19 } else { 4 << 20 };
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &with_bulk(1 << 14, most));
-    let (request, response) = endpoint.max_ring_lengths().expect("connected");
-    assert_eq!(endpoint.max_lengths(), Some((most, most)));
+    let connection = side.connect(&context, &with_bulk(1 << 14, most));
+    let (request, response) = connection.max_ring_lengths().expect("connected");
+    assert_eq!(connection.max_lengths(), Some((most, most)));
     let around = |n: usize| [n - 1, n, n + 1];
     let mut requests = [around(request), around(request - 32), around(1 << 18)].concat();
     let mut responses = [around(response), [0, 20, 21], around(1 << 18)].concat();
@@ -93,7 +93,7 @@ pub(crate) fn bulk_payloads_around_every_limit_arrive(side: &mut TestPeer) {
     if side.index == 1 {
         for (request_len, response_len) in pairs {
             let mut request = next(&context);
-            assert_eq!(request.endpoint(), endpoint.id());
+            assert_eq!(request.connection(), connection.id());
             assert!(request.data().to_vec() == bytes(request_len as u64, request_len), "{request_len}");
             assert!(request.response_limit() >= response_len as u64);
             if request_len % 2 == 0 {
@@ -102,16 +102,16 @@ pub(crate) fn bulk_payloads_around_every_limit_arrive(side: &mut TestPeer) {
             }
             reply(&context, request, &bytes(!0, response_len));
         }
-        return serve_until_stop(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &connection);
     }
     for (request, response) in &pairs {
-        let answer = ask(&context, &endpoint, &bytes(*request as u64, *request), *response);
+        let answer = ask(&context, &connection, &bytes(*request as u64, *request), *response);
         assert!(answer == bytes(!0, *response), "{request} and {response}");
     }
-    assert_eq!(endpoint.pending_calls(), 0);
+    assert_eq!(connection.pending_calls(), 0);
     let counters = context.counters();
     assert!(counters.bulk_calls > 0 && counters.bulk_calls < pairs.len() as u64, "{counters:?}");
-    send_stop(side, &context, &endpoint);
+    send_stop(side, &context, &connection);
 }
 
 pub(crate) fn bulk_payload_of_64_mib_arrives(side: &mut TestPeer) {
@@ -126,7 +126,7 @@ pub(crate) fn bulk_payload_of_256_mib_arrives(side: &mut TestPeer) {
 
 fn echo(side: &mut TestPeer, len: usize, rounds: u64) {
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &EndpointConfig { bulk: len, ..EndpointConfig::default() });
+    let connection = side.connect(&context, &ConnectionConfig { bulk: len, ..ConnectionConfig::default() });
     if side.index == 1 {
         for _ in 0..rounds + 1 {
             let request = next(&context);
@@ -136,17 +136,17 @@ fn echo(side: &mut TestPeer, len: usize, rounds: u64) {
         // The first response was short, and travelled in the ring.
         let counters = context.counters();
         assert_eq!(counters.bulk_replies, rounds);
-        return serve_until_stop(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &connection);
     }
     let short = bytes(7, 5000);
-    assert!(ask(&context, &endpoint, &short, len) == short, "a short one");
+    assert!(ask(&context, &connection, &short, len) == short, "a short one");
     for round in 0..rounds {
         let request = bytes(round, len - round as usize);
-        assert!(ask(&context, &endpoint, &request, len) == request, "round {round}");
+        assert!(ask(&context, &connection, &request, len) == request, "round {round}");
     }
-    let refused = endpoint.call(&vec![0; len + 1], 0, (1, 1)).expect_err("too long");
+    let refused = connection.call(&vec![0; len + 1], 0, (1, 1)).expect_err("too long");
     assert!(!refused.cause.is_back_pressure() && refused.user == (1, 1), "{}", refused.cause);
-    send_stop(side, &context, &endpoint);
+    send_stop(side, &context, &connection);
 }
 
 pub(crate) fn bulk_calls_mix_with_small_calls(side: &mut TestPeer) {
@@ -158,9 +158,9 @@ pub(crate) fn bulk_calls_mix_with_small_calls(side: &mut TestPeer) {
         (512, 1 << 20, ReplyMode { detached: true, ..ReplyMode::default() }),
     ] {
         let context = side.context();
-        let endpoint = side.connect(&context, &with_bulk(ring_bytes, bulk));
+        let connection = side.connect(&context, &with_bulk(ring_bytes, bulk));
         let load = Load { calls, depth: 24, request: 100, response: 60, long: Some((6, longest)), drops: 9 };
-        let mut callers = [Caller::new(endpoint, load, side.seed + side.index as u64)];
+        let mut callers = [Caller::new(connection, load, side.seed + side.index as u64)];
         drive(&context, &mut callers, reply_mode, side.seed);
         let counters = context.counters();
         assert!(
@@ -171,17 +171,17 @@ pub(crate) fn bulk_calls_mix_with_small_calls(side: &mut TestPeer) {
     }
 }
 
-pub(crate) fn bulk_calls_of_several_endpoints_work(side: &mut TestPeer) {
+pub(crate) fn bulk_calls_of_several_connections_work(side: &mut TestPeer) {
     let context = side.context();
     let mut callers = Vec::new();
     // Emulated guests that are given more at once take longer than an acknowledgement may, and Soft-RoCE answers a WRITE that
     // is sent again in the middle of others as an invalid request.
-    let (endpoints, calls, depth, longest) =
+    let (connections, calls, depth, longest) =
         if side.is_slow() { (2, 20, 4, 100_000) } else { (6, 300, 8, 300_000) };
-    for i in 0..endpoints {
-        let endpoint = side.connect(&context, &with_bulk(4096, 1 << 20));
+    for i in 0..connections {
+        let connection = side.connect(&context, &with_bulk(4096, 1 << 20));
         let load = Load { calls, depth, request: 60, response: 60, long: Some((4, longest)), drops: 0 };
-        callers.push(Caller::new(endpoint, load, side.seed + i));
+        callers.push(Caller::new(connection, load, side.seed + i));
     }
     drive(&context, &mut callers, ReplyMode { keep: 7, shuffled: true, ..ReplyMode::default() }, side.seed);
     side.meet();
@@ -192,15 +192,15 @@ pub(crate) fn bulk_calls_wait_for_memory_in_order(side: &mut TestPeer) {
     let len = 200_000;
     let context = side.context::<User>();
     let config = with_bulk(4096, if side.index == 0 { 1 << 20 } else { 1 << 18 });
-    let endpoint = side.connect(&context, &config);
-    assert_eq!(endpoint.max_lengths().map(|(request, _)| request), Some(1 << 18), "the lesser of both");
+    let connection = side.connect(&context, &config);
+    assert_eq!(connection.max_lengths().map(|(request, _)| request), Some(1 << 18), "the lesser of both");
     if side.index == 0 {
         for number in 0..4 {
-            endpoint.call(&bytes(number, len), 8, (0, number)).expect("called");
+            connection.call(&bytes(number, len), 8, (0, number)).expect("called");
             // Small calls wait behind the large ones.
-            endpoint.call(&number.to_le_bytes(), 8, (1, number)).expect("called");
+            connection.call(&number.to_le_bytes(), 8, (1, number)).expect("called");
         }
-        let refused = endpoint.call(&bytes(9, len), 8, (0, 9)).expect_err("the memory is in use");
+        let refused = connection.call(&bytes(9, len), 8, (0, 9)).expect_err("the memory is in use");
         assert_eq!((refused.cause, refused.user), (Refusal::NoBulkMemory.into(), (0, 9)));
         assert!(refused.cause.is_back_pressure());
         let ended = RefCell::new(Vec::new());
@@ -213,12 +213,12 @@ pub(crate) fn bulk_calls_wait_for_memory_in_order(side: &mut TestPeer) {
             },
         );
         assert_eq!(*ended.borrow(), (0..8).map(|n| ((n % 2) as u32, n / 2)).collect::<Vec<_>>(), "in order");
-        endpoint.call(&bytes(9, len), 8, (0, 9)).expect("the memory is back");
+        connection.call(&bytes(9, len), 8, (0, 9)).expect("the memory is back");
         poll_until(&context, || ended.borrow().len() == 9, |user, _| ended.borrow_mut().push(user));
 
         // The other direction: responses that wait for memory.
         for number in 0..3 {
-            endpoint.call(&[7], len, (2, number)).expect("called");
+            connection.call(&[7], len, (2, number)).expect("called");
         }
         poll_until(
             &context,
@@ -228,7 +228,7 @@ pub(crate) fn bulk_calls_wait_for_memory_in_order(side: &mut TestPeer) {
                 ended.borrow_mut().push(user);
             },
         );
-        return send_stop(side, &context, &endpoint);
+        return send_stop(side, &context, &connection);
     }
     for number in 0..4 {
         let large = next(&context);
@@ -257,13 +257,13 @@ pub(crate) fn bulk_calls_wait_for_memory_in_order(side: &mut TestPeer) {
     assert_eq!(second.data().to_vec(), [7], "as it was");
     reply(&context, second, &bytes(1, len));
     reply(&context, requests.next().expect("the third"), &bytes(2, len));
-    serve_until_stop(side, &context, &endpoint);
+    serve_until_stop(side, &context, &connection);
 }
 
 pub(crate) fn timed_out_bulk_calls_keep_their_memory(side: &mut TestPeer) {
     let len = 1 << 17;
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &with_bulk(4096, len));
+    let connection = side.connect(&context, &with_bulk(4096, len));
     if side.index == 1 {
         for round in 0..3u64 {
             let request = next(&context);
@@ -273,36 +273,36 @@ pub(crate) fn timed_out_bulk_calls_keep_their_memory(side: &mut TestPeer) {
             reply(&context, request, &bytes(!round, len));
             context.poll(|_, _| ());
         }
-        return serve_until_stop(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &connection);
     }
     for round in 0..3 {
         let time = Duration::from_millis(if side.is_slow() { 400 } else { 30 });
-        endpoint.call_within(&bytes(round, len), len, (0, round), time).expect("called");
+        connection.call_within(&bytes(round, len), len, (0, round), time).expect("called");
         let ended = Cell::new(None);
         poll_until(&context, || ended.get().is_some(), |_, answer| ended.set(answer.err()));
         assert_eq!(ended.get(), Some(CallFailed::TimedOut));
         // The peer may still write to the response buffer.
-        let refused = endpoint.call(&bytes(9, len), 8, (0, 9)).expect_err("the memory is in use");
+        let refused = connection.call(&bytes(9, len), 8, (0, 9)).expect_err("the memory is in use");
         assert_eq!(refused.cause, NotCalled::Refused(Refusal::NoBulkMemory));
-        let refused = endpoint.call(b"short", len, (0, 9)).expect_err("the memory is in use");
+        let refused = connection.call(b"short", len, (0, 9)).expect_err("the memory is in use");
         assert_eq!(refused.cause, NotCalled::Refused(Refusal::NoBulkMemory));
         side.meet();
-        poll_until(&context, || endpoint.pending_calls() == 0, |user, _| panic!("{user:?} ended twice"));
+        poll_until(&context, || connection.pending_calls() == 0, |user, _| panic!("{user:?} ended twice"));
     }
-    send_stop(side, &context, &endpoint);
+    send_stop(side, &context, &connection);
 }
 
 pub(crate) fn bulk_calls_are_refused_where_bulk_is_off(side: &mut TestPeer) {
     let context = side.context::<User>();
     for (left, right, ring_bytes) in [(0, 1 << 20, 4096), (1 << 20, 0, 4096), (1 << 20, 1 << 20, 256)] {
         let config = with_bulk(ring_bytes, if side.index == 0 { left } else { right });
-        let endpoint = side.connect(&context, &config);
-        assert_eq!(endpoint.max_lengths(), endpoint.max_ring_lengths());
-        let (request, response) = endpoint.max_lengths().expect("connected");
-        let refused = endpoint.call(&vec![0; request + 1], 0, (0, 0)).expect_err("too long");
+        let connection = side.connect(&context, &config);
+        assert_eq!(connection.max_lengths(), connection.max_ring_lengths());
+        let (request, response) = connection.max_lengths().expect("connected");
+        let refused = connection.call(&vec![0; request + 1], 0, (0, 0)).expect_err("too long");
         assert!(matches!(refused.cause, NotCalled::Refused(Refusal::TooLong { .. })), "{}", refused.cause);
-        let refused = endpoint.call(b"", response + 1, (0, 0)).expect_err("too long");
-        assert!(matches!(refused.cause, NotCalled::Refused(Refusal::AllowanceTooLong { .. })));
+        let refused = connection.call(b"", response + 1, (0, 0)).expect_err("too long");
+        assert!(matches!(refused.cause, NotCalled::Refused(Refusal::ResponseTooLong { .. })));
         side.meet();
     }
 }
@@ -350,7 +350,7 @@ fn share(side: &mut TestPeer, context: &Context<User>, len: usize) -> (Mr, Remot
 
 pub(crate) fn raw_reads_and_writes_complete(side: &mut TestPeer) {
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &ring(4096));
+    let connection = side.connect(&context, &ring(4096));
     let len = 1 << 16;
     let (shared, theirs) = share(side, &context, len);
     shared.write(0, &bytes(side.index as u64, len)).expect("inside");
@@ -362,13 +362,13 @@ pub(crate) fn raw_reads_and_writes_complete(side: &mut TestPeer) {
         shared.read(0, &mut got).expect("inside");
         assert!(got == bytes(7, len));
         reply(&context, request, b"");
-        return serve_until_stop(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &connection);
     }
     let region = || context.allocate(4096, Access::LOCAL_WRITE).expect("a region");
-    let lone = context.create_endpoint(&ring(4096)).expect("an endpoint");
+    let lone = context.create_connection(&ring(4096)).expect("a connection");
     let refused = lone.read(region(), 0..8, theirs.at(0), 3).expect_err("not connected");
     assert_eq!((refused.cause, refused.token), (NotPosted::NotConnected, 3));
-    let refused = endpoint.read(refused.region, 4000..4097, theirs.at(0), 4).expect_err("outside");
+    let refused = connection.read(refused.region, 4000..4097, theirs.at(0), 4).expect_err("outside");
     assert!(matches!(refused.cause, NotPosted::Range(_)) && refused.token == 4, "{refused}");
 
     // More operations than the limit; every token is returned once, with its bytes.
@@ -381,7 +381,7 @@ pub(crate) fn raw_reads_and_writes_complete(side: &mut TestPeer) {
             && let Some(region) = regions.pop()
         {
             let offset = begun * 24 % (len as u64 - 4096);
-            match endpoint.read(region, 8..4096, theirs.at(offset), begun) {
+            match connection.read(region, 8..4096, theirs.at(offset), begun) {
                 Ok(()) => begun += 1,
                 Err(error) => {
                     assert!(error.cause.is_back_pressure() && error.token == begun, "{error}");
@@ -394,8 +394,8 @@ pub(crate) fn raw_reads_and_writes_complete(side: &mut TestPeer) {
         context.poll(|_, _| ());
         while let Some(completion) = context.take_raw_completion() {
             assert_eq!(
-                (completion.token, completion.result, completion.endpoint),
-                (ended, Ok(()), endpoint.id())
+                (completion.token, completion.result, completion.connection),
+                (ended, Ok(()), connection.id())
             );
             let offset = (ended * 24 % (len as u64 - 4096)) as usize;
             let mut got = vec![0; 4088];
@@ -410,8 +410,8 @@ pub(crate) fn raw_reads_and_writes_complete(side: &mut TestPeer) {
 
     let whole = context.allocate(len, Access::LOCAL_WRITE).expect("a region");
     whole.write(0, &bytes(7, len)).expect("inside");
-    endpoint.write(whole, 0..len, theirs.at(0), 99).expect("posted");
-    assert_eq!(ask(&context, &endpoint, b"look", 0), b"");
+    connection.write(whole, 0..len, theirs.at(0), 99).expect("posted");
+    assert_eq!(ask(&context, &connection, b"look", 0), b"");
     let begin = Instant::now();
     let completion = loop {
         context.poll(|_, _| ());
@@ -424,24 +424,24 @@ pub(crate) fn raw_reads_and_writes_complete(side: &mut TestPeer) {
     assert!(context.take_raw_completion().is_none());
     let counters = context.counters();
     assert_eq!((counters.raw_reads, counters.raw_writes), (rounds, 1));
-    send_stop(side, &context, &endpoint);
+    send_stop(side, &context, &connection);
 }
 
 pub(crate) fn failed_raw_operations_return_their_regions(side: &mut TestPeer) {
     let context = side.context::<User>();
-    let (endpoint, other) = (side.connect(&context, &ring(4096)), side.connect(&context, &ring(4096)));
+    let (connection, other) = (side.connect(&context, &ring(4096)), side.connect(&context, &ring(4096)));
     let (shared, theirs) = share(side, &context, 4096);
     if side.index == 1 {
         serve_until_stop(side, &context, &other);
-        drop((endpoint, shared));
+        drop((connection, shared));
         return;
     }
     let region = || context.allocate(4096, Access::LOCAL_WRITE).expect("a region");
-    endpoint.call(b"answered or not", 8, (5, 5)).expect("called");
+    connection.call(b"answered or not", 8, (5, 5)).expect("called");
     let nowhere = RemoteAddr { addr: theirs.addr, rkey: theirs.rkey ^ 0x5555 };
     for token in 0..20 {
         let at = if token == 10 { nowhere } else { theirs.at(0) };
-        if let Err(error) = endpoint.read(region(), 0..4096, at, token) {
+        if let Err(error) = connection.read(region(), 0..4096, at, token) {
             assert!(
                 token > 10 && matches!(error.cause, NotPosted::Refused(_) | NotPosted::Failed(_)),
                 "{error}"
@@ -450,7 +450,7 @@ pub(crate) fn failed_raw_operations_return_their_regions(side: &mut TestPeer) {
     }
     let mut tokens = Vec::new();
     let begin = Instant::now();
-    while endpoint.failure().is_none() || context.counters().raw_reads > tokens.len() as u64 {
+    while connection.failure().is_none() || context.counters().raw_reads > tokens.len() as u64 {
         context.poll(|_, _| ());
         while let Some(completion) = context.take_raw_completion() {
             assert_eq!(completion.region.len(), 4096);
@@ -459,18 +459,18 @@ pub(crate) fn failed_raw_operations_return_their_regions(side: &mut TestPeer) {
         }
         assert!(begin.elapsed() < TIMEOUT, "{tokens:?}");
     }
-    assert!(matches!(endpoint.failure(), Some(Failure::Broken(_))), "{:?}", endpoint.failure());
+    assert!(matches!(connection.failure(), Some(Failure::Broken(_))), "{:?}", connection.failure());
     tokens.sort();
     let count = tokens.len() as u64;
     assert_eq!(tokens, (0..count).collect::<Vec<_>>());
-    let refused = endpoint.write(region(), 0..8, theirs.at(0), 30).expect_err("over");
+    let refused = connection.write(region(), 0..8, theirs.at(0), 30).expect_err("over");
     assert!(matches!(refused.cause, NotPosted::Failed(_)) && refused.region.len() == 4096);
 
     // A connection that is closed returns all regions.
     let closed = count + 8;
     (0..8).for_each(|token| other.read(region(), 0..4096, theirs.at(0), 100 + token).expect("posted"));
     send_stop(side, &context, &other);
-    drop((other, endpoint));
+    drop((other, connection));
     let left: Vec<_> = std::iter::from_fn(|| context.take_raw_completion()).collect();
     assert_eq!(count + left.len() as u64, closed);
     if peer_notices_close(side) {

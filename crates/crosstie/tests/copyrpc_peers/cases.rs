@@ -1,6 +1,6 @@
 //! The test cases: what each of the two sides does.
 
-use crosstie::copyrpc::EndpointConfig;
+use crosstie::copyrpc::ConnectionConfig;
 
 use crate::bulk::*;
 use crate::failed_calls::*;
@@ -24,8 +24,8 @@ cases![
     requests_may_be_held_for_long,
     requests_may_be_detached,
     both_sides_may_call_at_full_credit,
-    several_endpoints_work,
-    sixty_four_endpoints_work,
+    several_connections_work,
+    sixty_four_connections_work,
     dropped_requests_get_an_empty_response,
     callbacks_may_call_and_nested_polls_do_nothing,
     refused_calls_return_what_was_attached,
@@ -40,7 +40,7 @@ cases![
     bulk_payload_of_64_mib_arrives,
     bulk_payload_of_256_mib_arrives,
     bulk_calls_mix_with_small_calls,
-    bulk_calls_of_several_endpoints_work,
+    bulk_calls_of_several_connections_work,
     bulk_calls_wait_for_memory_in_order,
     timed_out_bulk_calls_keep_their_memory,
     bulk_calls_are_refused_where_bulk_is_off,
@@ -49,22 +49,22 @@ cases![
     failed_raw_operations_return_their_regions,
 ];
 
-pub(crate) fn ring(bytes: usize) -> EndpointConfig {
-    EndpointConfig {
+pub(crate) fn ring(bytes: usize) -> ConnectionConfig {
+    ConnectionConfig {
         ring: bytes,
         credit: bytes / 4,
         pending_calls: 512,
         bulk: 0,
-        ..EndpointConfig::default()
+        ..ConnectionConfig::default()
     }
 }
 
-/// One endpoint; side 0 calls, or both.
-fn run(side: &mut TestPeer, config: EndpointConfig, load: Load, both: bool, reply_mode: ReplyMode) {
+/// One connection; side 0 calls, or both.
+fn run(side: &mut TestPeer, config: ConnectionConfig, load: Load, both: bool, reply_mode: ReplyMode) {
     let context = side.context();
-    let endpoint = side.connect(&context, &config);
+    let connection = side.connect(&context, &config);
     let load = if both || side.index == 0 { load } else { Load { calls: 0, ..load } };
-    let mut callers = [Caller::new(endpoint, load, side.seed + side.index as u64)];
+    let mut callers = [Caller::new(connection, load, side.seed + side.index as u64)];
     drive(&context, &mut callers, reply_mode, side.seed);
     // The last response of this side may still be under way.
     side.meet();
@@ -93,7 +93,7 @@ fn smallest_rings_work(side: &mut TestPeer) {
     // Less credit than the ring would allow.
     run(
         side,
-        EndpointConfig { credit: 64, ..ring(1024) },
+        ConnectionConfig { credit: 64, ..ring(1024) },
         load,
         true,
         ReplyMode { keep: 2, ..ReplyMode::default() },
@@ -111,10 +111,10 @@ fn unequal_rings_work(side: &mut TestPeer) {
 
 fn tiny_ring_wraps_often(side: &mut TestPeer) {
     let context = side.context();
-    let endpoint = side.connect(&context, &ring(256));
+    let connection = side.connect(&context, &ring(256));
     let calls = if side.index == 0 { side.scaled(50_000) } else { 0 };
     let load = Load { calls, depth: usize::MAX, request: 20, response: 20, ..Load::default() };
-    let mut callers = [Caller::new(endpoint, load, side.seed)];
+    let mut callers = [Caller::new(connection, load, side.seed)];
     drive(&context, &mut callers, ReplyMode::default(), side.seed);
     let bytes = context.counters().bytes;
     assert!(bytes / 256 >= side.scaled(10_000) / 2, "{} rounds", bytes / 256);
@@ -155,26 +155,26 @@ fn both_sides_may_call_at_full_credit(side: &mut TestPeer) {
     }
 }
 
-fn several_endpoints_work(side: &mut TestPeer) {
+fn several_connections_work(side: &mut TestPeer) {
     let context = side.context();
     let sizes = [256, 1024, 1 << 14, 1 << 16, 512];
     let mut callers = Vec::new();
     for (i, bytes) in sizes.into_iter().enumerate() {
-        let endpoint = side.connect(&context, &ring(bytes));
+        let connection = side.connect(&context, &ring(bytes));
         let load = Load { calls: side.scaled(5000), depth: 1 + 20 * i, ..Load::default() };
-        callers.push(Caller::new(endpoint, load, side.seed + i as u64));
+        callers.push(Caller::new(connection, load, side.seed + i as u64));
     }
     drive(&context, &mut callers, ReplyMode { keep: 5, shuffled: true, ..ReplyMode::default() }, side.seed);
     side.meet();
 }
 
-fn sixty_four_endpoints_work(side: &mut TestPeer) {
+fn sixty_four_connections_work(side: &mut TestPeer) {
     let context = side.context();
     let mut callers = Vec::new();
     for i in 0..64 {
-        let endpoint = side.connect(&context, &ring(4096));
+        let connection = side.connect(&context, &ring(4096));
         let load = Load { calls: side.scaled(1000).max(20) / 10, depth: 8, ..Load::default() };
-        callers.push(Caller::new(endpoint, load, side.seed + i));
+        callers.push(Caller::new(connection, load, side.seed + i));
     }
     drive(&context, &mut callers, ReplyMode::default(), side.seed);
     side.meet();
@@ -187,10 +187,10 @@ fn dropped_requests_get_an_empty_response(side: &mut TestPeer) {
 
 fn depth_64_fills_batches(side: &mut TestPeer) {
     let context = side.context();
-    let endpoint = side.connect(&context, &EndpointConfig::default());
+    let connection = side.connect(&context, &ConnectionConfig::default());
     let calls = if side.index == 0 { side.scaled(200_000) } else { 0 };
     let load = Load { calls, depth: 64, request: 32, response: 32, ..Load::default() };
-    let mut callers = [Caller::new(endpoint, load, side.seed)];
+    let mut callers = [Caller::new(connection, load, side.seed)];
     drive(&context, &mut callers, ReplyMode::default(), side.seed);
     let counters = context.counters();
     let each = counters.batched as f64 / counters.batches as f64;

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::{
-    CallFailed, Config, ConnectError, Context, Endpoint, EndpointAddress, EndpointConfig, NotCalled,
+    CallFailed, Config, ConnectError, Connection, ConnectionAddress, ConnectionConfig, Context, NotCalled,
     NotReplied, ReplyError,
 };
 use crosstie::device::ConnectConfig;
@@ -30,7 +30,7 @@ pub(crate) fn poll_until<U>(
 }
 
 /// Answers each request with its own payload, until the other side sends `stop`.
-pub(crate) fn serve_until_stop(side: &mut TestPeer, context: &Context<User>, endpoint: &Endpoint<User>) {
+pub(crate) fn serve_until_stop(side: &mut TestPeer, context: &Context<User>, connection: &Connection<User>) {
     let mut last = Instant::now();
     loop {
         context.poll(|user, answer| panic!("nothing was asked: {user:?} {answer:?}"));
@@ -40,10 +40,10 @@ pub(crate) fn serve_until_stop(side: &mut TestPeer, context: &Context<User>, end
             let stop = bytes == b"stop";
             // A response that is longer than the caller allows is dropped. So is the response to a request of another connection, which
             // the caller may have broken.
-            let is_other = request.endpoint() != endpoint.id();
+            let is_other = request.connection() != connection.id();
             if let Err(ReplyError { cause, .. }) = request.reply(&bytes) {
                 assert!(
-                    matches!(cause, NotReplied::TooLong { .. }) || is_other || endpoint.failure().is_some(),
+                    matches!(cause, NotReplied::TooLong { .. }) || is_other || connection.failure().is_some(),
                     "{cause}"
                 );
             }
@@ -58,10 +58,10 @@ pub(crate) fn serve_until_stop(side: &mut TestPeer, context: &Context<User>, end
     }
 }
 
-pub(crate) fn send_stop(side: &mut TestPeer, context: &Context<User>, endpoint: &Endpoint<User>) {
+pub(crate) fn send_stop(side: &mut TestPeer, context: &Context<User>, connection: &Connection<User>) {
     let mut stopped = false;
     let begin = Instant::now();
-    while endpoint.call(b"stop", 4, (9, 9)).is_err() {
+    while connection.call(b"stop", 4, (9, 9)).is_err() {
         context.poll(|_, _| ());
         assert!(begin.elapsed() < TIMEOUT, "refused for ever: {:?}", context.counters());
     }
@@ -74,7 +74,7 @@ pub(crate) fn send_stop(side: &mut TestPeer, context: &Context<User>, endpoint: 
 
 pub(crate) fn callbacks_may_call_and_nested_polls_do_nothing(side: &mut TestPeer) {
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &ring(1024));
+    let connection = side.connect(&context, &ring(1024));
     let rounds = side.scaled(2000);
     let (answered, served) = (Cell::new(0), Cell::new(0));
     let refused = RefCell::new(Vec::new());
@@ -86,7 +86,7 @@ pub(crate) fn callbacks_may_call_and_nested_polls_do_nothing(side: &mut TestPeer
         }
     };
     let call = |number: u64| {
-        if let Err(error) = endpoint.call(&number.to_le_bytes(), 8, (0, number)) {
+        if let Err(error) = connection.call(&number.to_le_bytes(), 8, (0, number)) {
             assert!(error.cause.is_back_pressure());
             refused.borrow_mut().push(error.user.1);
         }
@@ -125,47 +125,48 @@ pub(crate) fn callbacks_may_call_and_nested_polls_do_nothing(side: &mut TestPeer
 
 pub(crate) fn refused_calls_return_what_was_attached(side: &mut TestPeer) {
     let context = side.context::<User>();
-    let lone = context.create_endpoint(&EndpointConfig::default()).expect("an endpoint");
+    let lone = context.create_connection(&ConnectionConfig::default()).expect("a connection");
     let refused = lone.call(b"early", 0, (7, 7)).expect_err("not connected");
     assert_eq!((refused.cause, refused.user), (NotCalled::NotConnected, (7, 7)));
     assert_eq!((lone.max_lengths(), lone.pending_calls(), lone.failure()), (None, 0, None));
-    let nonsense = EndpointAddress::read_from_bytes(&[0x5a; size_of::<EndpointAddress>()]).expect("bytes");
+    let nonsense =
+        ConnectionAddress::read_from_bytes(&[0x5a; size_of::<ConnectionAddress>()]).expect("bytes");
     let error = lone.connect(&nonsense, &ConnectConfig::default()).expect_err("no address");
     assert!(matches!(error, ConnectError::Address(_)), "{error}");
 
-    let config = EndpointConfig { pending_calls: 16, ..ring(1 << 14) };
-    let endpoint = side.connect(&context, &config);
-    let again = endpoint.connect(&endpoint.address(), &ConnectConfig::default());
+    let config = ConnectionConfig { pending_calls: 16, ..ring(1 << 14) };
+    let connection = side.connect(&context, &config);
+    let again = connection.connect(&connection.address(), &ConnectConfig::default());
     assert!(matches!(again, Err(ConnectError::Connected)));
     if side.index == 1 {
-        return serve_until_stop(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &connection);
     }
-    let (longest, response) = endpoint.max_lengths().expect("connected");
+    let (longest, response) = connection.max_lengths().expect("connected");
     let bytes = vec![3; longest + 1];
-    let refused = endpoint.call(&bytes, 0, (1, 2)).expect_err("too long");
+    let refused = connection.call(&bytes, 0, (1, 2)).expect_err("too long");
     assert_eq!(refused.user, (1, 2));
     assert!(matches!(refused.cause, NotCalled::Refused(Refusal::TooLong { .. })), "{}", refused.cause);
     assert!(!refused.cause.is_back_pressure());
-    let refused = endpoint.call(&[], response + 1, (1, 3)).expect_err("too long");
+    let refused = connection.call(&[], response + 1, (1, 3)).expect_err("too long");
     assert!(
-        matches!(refused.cause, NotCalled::Refused(Refusal::AllowanceTooLong { .. })),
+        matches!(refused.cause, NotCalled::Refused(Refusal::ResponseTooLong { .. })),
         "{}",
         refused.cause
     );
-    let refused = endpoint.call(&[], usize::MAX, (1, 4)).expect_err("too long");
+    let refused = connection.call(&[], usize::MAX, (1, 4)).expect_err("too long");
     let is_too_long =
-        matches!(refused.cause, NotCalled::Refused(Refusal::AllowanceTooLong { len: usize::MAX, .. }));
+        matches!(refused.cause, NotCalled::Refused(Refusal::ResponseTooLong { len: usize::MAX, .. }));
     assert!(is_too_long && !refused.cause.is_back_pressure(), "{}", refused.cause);
     // The longest request and the longest response are accepted.
     for (request, response) in [(&bytes[..longest], 0), (&[][..], response)] {
         let answered = Cell::new(false);
-        endpoint.call(request, response, (2, 0)).expect("the longest");
+        connection.call(request, response, (2, 0)).expect("the longest");
         poll_until(&context, || answered.get(), |_, answer| answered.set(answer == Ok(vec![])));
     }
     let mut answered = Vec::new();
     let (mut causes, mut made) = (Vec::new(), 0);
     while causes.len() < 3 {
-        match endpoint.call(&[1; 8], 8, (2, made)) {
+        match connection.call(&[1; 8], 8, (2, made)) {
             Ok(()) => made += 1,
             Err(error) => {
                 assert_eq!(error.user, (2, made));
@@ -174,21 +175,21 @@ pub(crate) fn refused_calls_return_what_was_attached(side: &mut TestPeer) {
             }
         }
     }
-    assert_eq!(endpoint.pending_calls() as u64, made);
+    assert_eq!(connection.pending_calls() as u64, made);
     let begin = Instant::now();
     while (answered.len() as u64) < made {
         context.poll(|user, answer| answered.push((user, answer.expect("an answer").len())));
         assert!(begin.elapsed() < TIMEOUT, "{answered:?}");
     }
-    assert_eq!(endpoint.pending_calls(), 0);
-    send_stop(side, &context, &endpoint);
+    assert_eq!(connection.pending_calls(), 0);
+    send_stop(side, &context, &connection);
 }
 
 pub(crate) fn too_long_reply_returns_the_request(side: &mut TestPeer) {
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &ring(4096));
+    let connection = side.connect(&context, &ring(4096));
     if side.index == 0 {
-        endpoint.call(b"ask", 10, (0, 1)).expect("called");
+        connection.call(b"ask", 10, (0, 1)).expect("called");
         let answer = RefCell::new(None);
         poll_until(&context, || answer.borrow().is_some(), |_, bytes| *answer.borrow_mut() = Some(bytes));
         assert_eq!(answer.take(), Some(Ok(b"short".to_vec())));
@@ -238,7 +239,7 @@ pub(crate) fn close_ends_pending_calls(side: &mut TestPeer) {
         send_stop(side, &context, &other);
         return;
     }
-    // Requests of the endpoint that will be closed are held: their replies are too late, and have no effect.
+    // Requests of the connection that will be closed are held: their replies are too late, and have no effect.
     // On a network this side notices the end by a probe, which may take long; there the call has a deadline.
     if peer_notices_close(side) {
         closing.call(b"from the other side", 8, (3, 0)).expect("called");
@@ -282,13 +283,13 @@ pub(crate) fn peer_notices_close(side: &TestPeer) -> bool {
 
 pub(crate) fn call_without_response_times_out(side: &mut TestPeer) {
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &ring(1024));
+    let connection = side.connect(&context, &ring(1024));
     if side.index == 0 {
         for round in 0..3 {
             let begin = Instant::now();
             let time = Duration::from_millis(20);
             let mut made = 0;
-            while endpoint.call_within(b"late", 8, (round, made), time).is_ok() {
+            while connection.call_within(b"late", 8, (round, made), time).is_ok() {
                 made += 1;
             }
             assert!(made > 0);
@@ -306,13 +307,13 @@ pub(crate) fn call_without_response_times_out(side: &mut TestPeer) {
             // Now the responses arrive. They are not reported, but their credit is returned.
             side.meet();
             let begin = Instant::now();
-            while endpoint.pending_calls() > 0 {
+            while connection.pending_calls() > 0 {
                 assert_eq!(context.poll(|user, _| panic!("{user:?} ended twice")), 0);
                 assert!(begin.elapsed() < TIMEOUT);
             }
         }
         // A wait ends at the deadline, and the poll after it ends the call. The peer may return credit in the meantime.
-        endpoint.call_within(b"late", 8, (9, 0), Duration::from_millis(30)).expect("called");
+        connection.call_within(b"late", 8, (9, 0), Duration::from_millis(30)).expect("called");
         let (mut waits, mut ended) = (0, 0);
         while ended == 0 {
             context.wait(Duration::MAX);
@@ -321,7 +322,7 @@ pub(crate) fn call_without_response_times_out(side: &mut TestPeer) {
         }
         assert!(waits <= 4, "{waits} waits until the deadline");
         side.meet();
-        send_stop(side, &context, &endpoint);
+        send_stop(side, &context, &connection);
         return;
     }
     let mut kept = Vec::new();
@@ -340,14 +341,14 @@ pub(crate) fn call_without_response_times_out(side: &mut TestPeer) {
         kept.drain(..).for_each(|request| assert!(request.reply(b"at last").is_ok()));
         context.flush();
     }
-    serve_until_stop(side, &context, &endpoint);
+    serve_until_stop(side, &context, &connection);
 }
 
 pub(crate) fn wait_ends_when_the_ring_has_room(side: &mut TestPeer) {
     // The ring is full. The peer releases all of it and sends nothing, so only a READ finds the room. A wait must not miss
     // its completion.
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &ring(1024));
+    let connection = side.connect(&context, &ring(1024));
     if side.index == 1 {
         let made = side.exchange(&[])[0];
         let mut requests = Vec::new();
@@ -363,11 +364,11 @@ pub(crate) fn wait_ends_when_the_ring_has_room(side: &mut TestPeer) {
         // From here on this side sends nothing until the other side has found the room.
         side.meet();
         requests.into_iter().for_each(|request| assert!(request.reply(&[]).is_ok()));
-        return serve_until_stop(side, &context, &endpoint);
+        return serve_until_stop(side, &context, &connection);
     }
     let mut made = 0;
     let refused = loop {
-        match endpoint.call(&[1; 200], 0, (0, made)) {
+        match connection.call(&[1; 200], 0, (0, made)) {
             Ok(()) => made += 1,
             Err(error) => break error.cause,
         }
@@ -377,7 +378,7 @@ pub(crate) fn wait_ends_when_the_ring_has_room(side: &mut TestPeer) {
     side.exchange(&[made as u8]);
     side.meet();
     let begin = Instant::now();
-    while endpoint.call(&[1; 200], 0, (0, made)).is_err() {
+    while connection.call(&[1; 200], 0, (0, made)).is_err() {
         context.wait(Duration::from_secs(10));
         context.poll(|_, _| panic!("nothing was answered"));
     }
@@ -387,7 +388,7 @@ pub(crate) fn wait_ends_when_the_ring_has_room(side: &mut TestPeer) {
         begin.elapsed()
     );
     side.meet();
-    send_stop(side, &context, &endpoint);
+    send_stop(side, &context, &connection);
 }
 
 pub(crate) fn close_loses_no_receives(side: &mut TestPeer) {
@@ -416,7 +417,7 @@ pub(crate) fn close_loses_no_receives(side: &mut TestPeer) {
 
 pub(crate) fn peer_notices_a_dropped_context(side: &mut TestPeer) {
     let context = side.context::<User>();
-    let endpoint = side.connect(&context, &ring(4096));
+    let connection = side.connect(&context, &ring(4096));
     if side.index == 1 {
         // Requests that were polled and never received do not keep the context alive.
         let begin = Instant::now();
@@ -424,15 +425,15 @@ pub(crate) fn peer_notices_a_dropped_context(side: &mut TestPeer) {
             context.poll(|_, _| ());
             assert!(begin.elapsed() < TIMEOUT);
         }
-        drop(endpoint);
+        drop(connection);
         drop(context);
         side.meet();
         return;
     }
     if peer_notices_close(side) {
-        endpoint.call(b"hello", 8, (0, 0)).expect("called");
+        connection.call(b"hello", 8, (0, 0)).expect("called");
     } else {
-        endpoint.call_within(b"hello", 8, (0, 0), Duration::from_secs(10)).expect("called");
+        connection.call_within(b"hello", 8, (0, 0), Duration::from_secs(10)).expect("called");
     }
     context.flush();
     side.meet();

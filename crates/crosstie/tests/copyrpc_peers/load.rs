@@ -5,20 +5,22 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::rng::Random;
-use crosstie::copyrpc::{CallFailed, Context, Endpoint, NotCalled, Payload, RecvHandle, ReplyError, Request};
+use crosstie::copyrpc::{
+    CallFailed, Connection, Context, NotCalled, Payload, RecvHandle, ReplyError, Request,
+};
 
-/// What is attached to a call: the index of the endpoint in the run, and the number of the call.
+/// What is attached to a call: the index of the connection in the run, and the number of the call.
 pub(crate) type User = (u32, u64);
 
 /// Without any progress for this long, the test fails.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Requests of at least this many bytes start with a header: number, length of the response, endpoint, action.
+/// Requests of at least this many bytes start with a header: number, length of the response, connection, action.
 const HEADER: usize = 16;
 const ANSWER: u16 = 0;
 /// The other side drops the request.
 const DROP: u16 = 1;
-/// The last call of an endpoint.
+/// The last call of a connection.
 const LAST_CALL: u16 = 2;
 
 fn pattern(number: u64, bytes: &mut [u8]) {
@@ -59,9 +61,9 @@ pub(crate) struct ReplyMode {
     pub(crate) detached: bool,
 }
 
-/// One endpoint of a run.
+/// One connection of a run.
 pub(crate) struct Caller {
-    pub(crate) endpoint: Endpoint<User>,
+    pub(crate) connection: Connection<User>,
     load: Load,
     random: Random,
     made: u64,
@@ -83,9 +85,9 @@ enum Expected {
 }
 
 impl Caller {
-    pub(crate) fn new(endpoint: Endpoint<User>, load: Load, seed: u64) -> Caller {
+    pub(crate) fn new(connection: Connection<User>, load: Load, seed: u64) -> Caller {
         Caller {
-            endpoint,
+            connection,
             load,
             random: Random(seed),
             made: 0,
@@ -99,7 +101,7 @@ impl Caller {
     }
 
     fn prepare(&mut self, index: u32) -> Option<(Vec<u8>, usize, Expected)> {
-        let (longest_request, longest_response) = self.endpoint.max_lengths().expect("connected");
+        let (longest_request, longest_response) = self.connection.max_lengths().expect("connected");
         let number = self.made;
         let mut request = vec![0; self.random.index(self.load.request.min(longest_request) + 1)];
         let mut response = self.random.index(self.load.response.min(longest_response) + 1);
@@ -143,7 +145,7 @@ impl Caller {
                 break;
             };
             let number = self.made;
-            match self.endpoint.call(&request, response, (index, number)) {
+            match self.connection.call(&request, response, (index, number)) {
                 Ok(()) => {
                     any = true;
                     self.made += 1;
@@ -238,7 +240,7 @@ pub(crate) fn drive(context: &Context<User>, callers: &mut [Caller], reply_mode:
         server
             .callers
             .iter()
-            .all(|caller| caller.endpoint.pending_calls() == 0 && caller.endpoint.failure().is_none())
+            .all(|caller| caller.connection.pending_calls() == 0 && caller.connection.failure().is_none())
     );
 }
 

@@ -1,6 +1,6 @@
 //! One side of a test case: its device, and a channel to the other side.
 
-use crosstie::copyrpc::{Config, Context, Endpoint, EndpointAddress, EndpointConfig};
+use crosstie::copyrpc::{Config, Connection, ConnectionAddress, ConnectionConfig, Context};
 use crosstie::device::{ConnectConfig, DeviceSpec};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -45,17 +45,19 @@ impl TestPeer {
         Context::new(self.setup.open_for(self.index), config).expect("a context")
     }
 
-    /// Creates an endpoint and connects it to one that the other side creates at the same time.
-    pub(crate) fn connect<U>(&mut self, context: &Context<U>, config: &EndpointConfig) -> Endpoint<U> {
-        let endpoint = context.create_endpoint(config).expect("an endpoint");
-        let theirs = self.exchange(endpoint.address().as_bytes());
-        let theirs = EndpointAddress::read_from_bytes(&theirs).expect("an address");
+    /// Creates a connection and connects it to one that the other side creates at the same time.
+    pub(crate) fn connect<U>(&mut self, context: &Context<U>, config: &ConnectionConfig) -> Connection<U> {
+        let connection = context.create_connection(config).expect("a connection");
+        let theirs = self.exchange(connection.address().as_bytes());
+        let theirs = ConnectionAddress::read_from_bytes(&theirs).expect("an address");
         // The default of 67 ms for an acknowledgement, seven times, can be too short for a guest that waits for a core.
         let timeout = if self.is_slow() { 17 } else { ConnectConfig::default().timeout };
-        endpoint.connect(&theirs, &ConnectConfig { timeout, ..ConnectConfig::default() }).expect("connected");
+        connection
+            .connect(&theirs, &ConnectConfig { timeout, ..ConnectConfig::default() })
+            .expect("connected");
         // Neither side calls before both are connected.
         self.meet();
-        endpoint
+        connection
     }
 
     pub(crate) fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {

@@ -7,7 +7,7 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use crosstie::copyrpc::{CallFailed, Config, Context, Endpoint, EndpointAddress, EndpointConfig};
+use crosstie::copyrpc::{CallFailed, Config, Connection, ConnectionAddress, ConnectionConfig, Context};
 use crosstie::device::{ConnectConfig, Device, DeviceSpec};
 use crosstie_testkit::actor::{
     Actor, End, Fallible, STOPS_PER_SWEEP, TIMEOUT, check, operation, sweep, wait_for,
@@ -22,13 +22,13 @@ pub(crate) const TESTS: &[(&str, crate::Test)] = &[(
 
 /// Calls to the healthy peer while the other is stopped: many times the ring, and more than the receives that are posted.
 const CALLS: u64 = 300;
-const CONFIG: EndpointConfig =
-    EndpointConfig { ring: 4096, credit: 1024, pending_calls: 64, bulk: 0, max_peer_ring: 1 << 20 };
+const CONFIG: ConnectionConfig =
+    ConnectionConfig { ring: 4096, credit: 1024, pending_calls: 64, bulk: 0, max_peer_ring: 1 << 20 };
 const TO_STOPPED: u64 = u64::MAX;
 const WITH_DEADLINE: u64 = u64::MAX - 1;
 
 fn context() -> Fallible<Context<u64>> {
-    Ok(Context::new(Device::open(&DeviceSpec::Software)?, &Config { max_endpoints: 4, receives: 64 })?)
+    Ok(Context::new(Device::open(&DeviceSpec::Software)?, &Config { max_connections: 4, receives: 64 })?)
 }
 
 fn stopped_peers(random: &mut Random) -> Fallible {
@@ -44,7 +44,7 @@ fn stopped_peers(random: &mut Random) -> Fallible {
 struct Sides {
     ours: Context<u64>,
     healthy: Context<u64>,
-    to_healthy: Endpoint<u64>,
+    to_healthy: Connection<u64>,
     next: u64,
     answered: u64,
     /// How the calls to the stopped process ended.
@@ -103,18 +103,18 @@ impl Sides {
 
 fn stop_peer(task: &str, steps: u64, end: End) -> Fallible<u64> {
     let (ours, healthy) = (context()?, context()?);
-    let (to_healthy, back) = (ours.create_endpoint(&CONFIG)?, healthy.create_endpoint(&CONFIG)?);
+    let (to_healthy, back) = (ours.create_connection(&CONFIG)?, healthy.create_connection(&CONFIG)?);
     to_healthy.connect(&back.address(), &ConnectConfig::default())?;
     back.connect(&to_healthy.address(), &ConnectConfig::default())?;
-    let to_stopped = ours.create_endpoint(&CONFIG)?;
+    let to_stopped = ours.create_connection(&CONFIG)?;
     let mut sides = Sides { ours, healthy, to_healthy, next: 0, answered: 0, stopped: Vec::new() };
 
     let measure = if steps == u64::MAX { "measure" } else { "run" };
     let mut actor = Actor::start(&["copyrpc", task, measure])?;
     actor.input.write_all(to_stopped.address().as_bytes())?;
-    let mut theirs = [0; size_of::<EndpointAddress>()];
+    let mut theirs = [0; size_of::<ConnectionAddress>()];
     actor.output.read_exact(&mut theirs)?;
-    let theirs = EndpointAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
+    let theirs = ConnectionAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
     to_stopped.connect(&theirs, &ConnectConfig::default())?;
     actor.input.write_all(b"+")?;
     sides.serve_until(&mut actor, "ready")?;
@@ -160,13 +160,13 @@ fn stop_peer(task: &str, steps: u64, end: End) -> Fallible<u64> {
 /// The process that is stopped.
 pub(crate) fn run(task: &str, measure: bool) -> Fallible {
     let context = context()?;
-    let endpoint = context.create_endpoint(&CONFIG)?;
-    let mut theirs = [0; size_of::<EndpointAddress>()];
+    let connection = context.create_connection(&CONFIG)?;
+    let mut theirs = [0; size_of::<ConnectionAddress>()];
     std::io::stdin().read_exact(&mut theirs)?;
-    std::io::stdout().write_all(endpoint.address().as_bytes())?;
+    std::io::stdout().write_all(connection.address().as_bytes())?;
     std::io::stdout().flush()?;
-    let theirs = EndpointAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
-    endpoint.connect(&theirs, &ConnectConfig::default())?;
+    let theirs = ConnectionAddress::read_from_bytes(&theirs).map_err(|e| e.to_string())?;
+    connection.connect(&theirs, &ConnectConfig::default())?;
     std::io::stdin().read_exact(&mut [0])?;
     let mut answered = 0;
     let poll = |answered: &mut u64| {
@@ -175,7 +175,7 @@ pub(crate) fn run(task: &str, measure: bool) -> Fallible {
             *answered += 1;
         })
     };
-    let call = || endpoint.call(b"from the stopped peer", 32, 1).map_err(|e| e.cause.to_string());
+    let call = || connection.call(b"from the stopped peer", 32, 1).map_err(|e| e.cause.to_string());
     // The connection is used, so that the operation does only what it does each time.
     call()?;
     wait_for("a first response", || {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crosstie::copyrpc::EndpointConfig;
+use crosstie::copyrpc::ConnectionConfig;
 use crosstie::device::{Access, Device, Mr, Pd, software};
 
 use super::super::ring::NoRing;
@@ -41,7 +41,7 @@ struct Pair {
     peer: Peer,
     callee: Connections<NoRing>,
     callee_pd: Pd,
-    callee_endpoint: Endpoint<CallOrigin>,
+    callee_connection: Connection<CallOrigin>,
     clients: (Bytes, BytesClient),
     backlogged: usize,
     buffers: BufferPool,
@@ -50,24 +50,24 @@ struct Pair {
 impl Pair {
     fn new(name: &str) -> Pair {
         let (caller, (callee, callee_pd)) = (context(), context());
-        let endpoint_config = EndpointConfig {
+        let connection_config = ConnectionConfig {
             ring: 1 << 16,
             credit: 1 << 14,
             pending_calls: 1,
             bulk: 4 << 20,
-            ..EndpointConfig::default()
+            ..ConnectionConfig::default()
         };
-        let endpoint = caller.0.create_endpoint(&endpoint_config).unwrap();
-        let callee_endpoint = callee.create_endpoint(&endpoint_config).unwrap();
+        let connection = caller.0.create_connection(&connection_config).unwrap();
+        let callee_connection = callee.create_connection(&connection_config).unwrap();
         let connect = ConnectConfig::default();
-        endpoint.connect(&callee_endpoint.address(), &connect).unwrap();
-        callee_endpoint.connect(&endpoint.address(), &connect).unwrap();
+        connection.connect(&callee_connection.address(), &connect).unwrap();
+        callee_connection.connect(&connection.address(), &connect).unwrap();
         let mut peer = Peer::default();
-        (peer.endpoint, peer.is_up) = (Some(endpoint), true);
+        (peer.connection, peer.is_up) = (Some(connection), true);
         let callee = Connections {
             context: callee,
             ring: NoRing,
-            endpoint_config,
+            connection_config,
             peers: Box::default(),
             deferred: VecDeque::new(),
             unsent_responses: VecDeque::new(),
@@ -79,7 +79,7 @@ impl Pair {
         let limits = ipc::Config { request_limit: 64, response_limit: 64, ..ipc::Config::default() };
         let clients = (Bytes::create(&name, &limits).unwrap(), BytesClient::connect(&name).unwrap());
         let buffers = BufferPool::default();
-        Pair { caller, peer, callee, callee_pd, callee_endpoint, clients, backlogged: 0, buffers }
+        Pair { caller, peer, callee, callee_pd, callee_connection, clients, backlogged: 0, buffers }
     }
 
     /// The ticket of a client that waits for a response.
@@ -130,7 +130,7 @@ impl Pair {
                 response = Some(bytes);
             });
         }
-        assert!(self.callee_endpoint.failure().is_none());
+        assert!(self.callee_connection.failure().is_none());
         response.unwrap()
     }
 }

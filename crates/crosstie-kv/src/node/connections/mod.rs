@@ -11,7 +11,7 @@ mod peer;
 
 use std::collections::VecDeque;
 
-use crosstie::copyrpc::{self, Context, Endpoint, Payload, RecvHandle, ReplyError, Request};
+use crosstie::copyrpc::{self, Connection, Context, Payload, RecvHandle, ReplyError, Request};
 use crosstie::device::{ConnectConfig, Device, DeviceError, DeviceSpec};
 use crosstie::{Waitable, delegation, ipc};
 use zerocopy::IntoBytes;
@@ -35,7 +35,7 @@ const ACK_TIMEOUT: u8 = 16;
 pub(super) struct Connections<R> {
     context: Context<CallOrigin>,
     ring: R,
-    endpoint_config: copyrpc::EndpointConfig,
+    connection_config: copyrpc::ConnectionConfig,
     /// By rank.
     peers: Box<[Peer]>,
     /// Requests of other nodes that are not for 8-byte keys, and those behind them. Empty between polls.
@@ -51,30 +51,30 @@ pub(super) struct Connections<R> {
 
 /// The copyrpc configuration of a daemon in a cluster of `nodes`.
 pub(super) fn config(nodes: u32) -> copyrpc::Config {
-    // A rank that comes back may be connected before its previous endpoint is released.
-    copyrpc::Config { max_endpoints: 2 * nodes as usize, ..copyrpc::Config::default() }
+    // A rank that comes back may be connected before its previous connection is released.
+    copyrpc::Config { max_connections: 2 * nodes as usize, ..copyrpc::Config::default() }
 }
 
 impl<R: DelegationRing> Connections<R> {
     pub(super) fn open(
         device: &DeviceSpec,
         nodes: u32,
-        endpoint_config: copyrpc::EndpointConfig,
+        connection_config: copyrpc::ConnectionConfig,
         ring: R,
     ) -> Result<Connections<R>, DeviceError> {
-        Connections::new(Device::open(device)?, nodes, endpoint_config, ring)
+        Connections::new(Device::open(device)?, nodes, connection_config, ring)
     }
 
     pub(super) fn new(
         device: Device,
         nodes: u32,
-        endpoint_config: copyrpc::EndpointConfig,
+        connection_config: copyrpc::ConnectionConfig,
         ring: R,
     ) -> Result<Connections<R>, DeviceError> {
         Ok(Connections {
             context: Context::new(device, &config(nodes))?,
             ring,
-            endpoint_config,
+            connection_config,
             peers: (0..nodes).map(|_| Peer::default()).collect(),
             deferred: VecDeque::new(),
             unsent_responses: VecDeque::new(),
@@ -318,19 +318,19 @@ impl<R: DelegationRing> Transport for Connections<R> {
                 self.close(rank, server);
                 let peer = &mut self.peers[rank as usize];
                 peer.epoch = epoch;
-                match self.context.create_endpoint(&self.endpoint_config) {
-                    Ok(endpoint) => {
-                        let address = endpoint.address();
-                        peer.endpoint = Some(endpoint);
+                match self.context.create_connection(&self.connection_config) {
+                    Ok(connection) => {
+                        let address = connection.address();
+                        peer.connection = Some(connection);
                         Some(ConnectionEvent::Opened { rank, epoch, daemon, address })
                     }
                     Err(error) => Some(ConnectionEvent::Failed { rank, epoch, why: error.to_string() }),
                 }
             }
             ConnectionCommand::Connect { rank, epoch, address } => {
-                let endpoint = self.peer_in_epoch(rank, epoch)?.endpoint.as_ref()?;
+                let connection = self.peer_in_epoch(rank, epoch)?.connection.as_ref()?;
                 let connect = ConnectConfig { timeout: ACK_TIMEOUT, ..ConnectConfig::default() };
-                match endpoint.connect(&address, &connect) {
+                match connection.connect(&address, &connect) {
                     Ok(()) => Some(ConnectionEvent::Connected { rank, epoch, daemon }),
                     Err(error) => {
                         self.close(rank, server);
@@ -340,7 +340,7 @@ impl<R: DelegationRing> Transport for Connections<R> {
             }
             ConnectionCommand::Enable { rank, epoch } => {
                 let peer = self.peer_in_epoch(rank, epoch)?;
-                peer.is_up = peer.endpoint.is_some();
+                peer.is_up = peer.connection.is_some();
                 Some(ConnectionEvent::Up { rank, epoch, daemon })
             }
             ConnectionCommand::Close { rank, epoch } => {
@@ -355,7 +355,7 @@ impl<R: DelegationRing> Transport for Connections<R> {
         for rank in 0..self.peers.len() {
             let peer = &self.peers[rank];
             let epoch = peer.epoch;
-            if let Some(failure) = peer.endpoint.as_ref().and_then(Endpoint::failure) {
+            if let Some(failure) = peer.connection.as_ref().and_then(Connection::failure) {
                 let rank = rank as u32;
                 self.close(rank, server);
                 each(ConnectionEvent::Failed { rank, epoch, why: failure.to_string() });

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crosstie::copyrpc::{self, Endpoint};
+use crosstie::copyrpc::{self, Connection};
 use crosstie::ipc;
 use zerocopy::IntoBytes;
 
@@ -14,7 +14,7 @@ use crate::wire::{Status, WordRequest, WordResponse};
 /// The connection with one other node.
 #[derive(Default)]
 pub(super) struct Peer {
-    pub(super) endpoint: Option<Endpoint<CallOrigin>>,
+    pub(super) connection: Option<Connection<CallOrigin>>,
     /// Requests may be sent.
     pub(super) is_up: bool,
     pub(super) epoch: u64,
@@ -36,9 +36,9 @@ impl Peer {
         activity: &mut DaemonActivity,
     ) -> Result<(), CallOrigin> {
         activity.sent += 1;
-        let Some(endpoint) = self.endpoint.as_ref().filter(|_| self.is_up) else { return Err(origin) };
+        let Some(connection) = self.connection.as_ref().filter(|_| self.is_up) else { return Err(origin) };
         let origin = if self.backlog.is_empty() {
-            match endpoint.call(request.as_bytes(), size_of::<WordResponse>(), origin) {
+            match connection.call(request.as_bytes(), size_of::<WordResponse>(), origin) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.cause.is_back_pressure() => error.user,
                 Err(error) => return Err(error.user),
@@ -62,13 +62,13 @@ impl Peer {
         backlogged: &mut usize,
         buffers: &mut BufferPool,
     ) -> Result<(), (ipc::Ticket, Status)> {
-        let up = self.endpoint.as_ref().filter(|_| self.is_up);
-        let Some((endpoint, (_, longest))) = up.and_then(|up| Some((up, up.max_lengths()?))) else {
+        let up = self.connection.as_ref().filter(|_| self.is_up);
+        let Some((connection, (_, longest))) = up.and_then(|up| Some((up, up.max_lengths()?))) else {
             return Err((ticket, Status::NodeGone));
         };
         let response_limit = response_limit.min(longest);
         let ticket = if self.bytes_backlog.is_empty() {
-            let Err(error) = endpoint.call(bytes, response_limit, CallOrigin::BytesClient(ticket)) else {
+            let Err(error) = connection.call(bytes, response_limit, CallOrigin::BytesClient(ticket)) else {
                 return Ok(());
             };
             let CallOrigin::BytesClient(ticket) = error.user else { return Ok(()) };
@@ -96,10 +96,10 @@ impl Peer {
         buffers: &mut BufferPool,
         mut refused: impl FnMut(ipc::Ticket, Status),
     ) {
-        let Some(endpoint) = &self.endpoint else { return };
+        let Some(connection) = &self.connection else { return };
         while let Some((request, origin)) = self.backlog.pop_front() {
             *backlogged -= 1;
-            if let Err(error) = endpoint.call(request.as_bytes(), size_of::<WordResponse>(), origin) {
+            if let Err(error) = connection.call(request.as_bytes(), size_of::<WordResponse>(), origin) {
                 // Also if the connection has failed: the next check of the connections ends all requests that wait.
                 self.backlog.push_front((request, error.user));
                 *backlogged += 1;
@@ -108,7 +108,7 @@ impl Peer {
         }
         while let Some((bytes, response_limit, ticket)) = self.bytes_backlog.pop_front() {
             *backlogged -= 1;
-            if let Err(error) = endpoint.call(&bytes, response_limit, CallOrigin::BytesClient(ticket)) {
+            if let Err(error) = connection.call(&bytes, response_limit, CallOrigin::BytesClient(ticket)) {
                 let CallOrigin::BytesClient(ticket) = error.user else { break };
                 // Also if the connection has failed: the next check of the connections ends all requests that wait.
                 if error.cause.is_back_pressure() || matches!(error.cause, copyrpc::NotCalled::Failed(_)) {
@@ -125,7 +125,7 @@ impl Peer {
     /// Closes the connection. Returns the origins of all requests that were in flight or waiting.
     pub(super) fn close(&mut self, backlogged: &mut usize) -> Vec<CallOrigin> {
         self.is_up = false;
-        let mut ended = self.endpoint.take().map_or(Vec::new(), Endpoint::close);
+        let mut ended = self.connection.take().map_or(Vec::new(), Connection::close);
         *backlogged -= self.backlog.len() + self.bytes_backlog.len();
         ended.extend(self.backlog.drain(..).map(|(_, origin)| origin));
         ended.extend(self.bytes_backlog.drain(..).map(|(_, _, ticket)| CallOrigin::BytesClient(ticket)));

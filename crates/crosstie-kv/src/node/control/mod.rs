@@ -2,7 +2,7 @@
 //!
 //! Membership is static: every node knows the address of every other. Of two nodes, the one with the higher rank connects, and
 //! retries until it succeeds. A node that cannot prove the secret is refused before anything it sends is read. Then the two
-//! nodes exchange what their daemons need to connect their endpoints, and heartbeats; [`session`] has the messages.
+//! nodes exchange what their daemons need to connect with each other, and heartbeats; [`session`] has the messages.
 //!
 //! A node that connects as rank R replaces the session that rank R had, if it was started later. So a restarted node is served at once, even if
 //! nobody has noticed yet that its predecessor died. If the predecessor lives, it is told to end: also when it was stopped meanwhile, continues,
@@ -152,8 +152,8 @@ impl Control {
                 continue;
             }
             let action = match event {
-                ConnectionEvent::Opened { daemon, address, .. } => session.endpoint_opened(daemon, address),
-                ConnectionEvent::Connected { daemon, .. } => session.endpoint_connected(daemon),
+                ConnectionEvent::Opened { daemon, address, .. } => session.note_opened(daemon, address),
+                ConnectionEvent::Connected { daemon, .. } => session.note_connected(daemon),
                 ConnectionEvent::Up { daemon, .. } => {
                     if session.connection_up(daemon) {
                         self.shared.set_peer_up(rank, session.incarnation());

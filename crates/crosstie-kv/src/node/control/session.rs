@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! both    1 HELLO      version u32 | rank u32 | incarnation u64 | nodes u32 | daemons u32 | backend u8 | zero [7]
-//! both    2 ADDRESS    daemon u32 | the address of the endpoint that this daemon of the sender created for the receiver's
-//! both    3 READY      daemon u32: this daemon of the sender has connected its endpoint with the receiver's
+//! both    2 ADDRESS    daemon u32 | the address of the connection that this daemon of the sender created for the receiver's
+//! both    3 READY      daemon u32: this daemon of the sender has connected with the receiver's
 //! both    4 HEARTBEAT  empty
 //! both    5 REJECT     UTF-8: why the two nodes cannot belong to one cluster; follows a HELLO
 //! to R    6 REPLACED   incarnation u64: of a node that was started later, with the receiver's rank
@@ -11,13 +11,13 @@
 //!
 //! Each message is one frame of an authenticated [`Channel`]. There is an ADDRESS and a READY for each daemon. Requests flow between two
 //! daemons when both are ready; the node is up when all are. If anything fails, the session ends; the next one starts from HELLO, with
-//! new endpoints.
+//! new connections.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::channel::{Channel, ChannelError, ChannelEvent};
-use crosstie::copyrpc::EndpointAddress;
+use crosstie::copyrpc::ConnectionAddress;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::super::commands::ConnectionCommand;
@@ -118,10 +118,10 @@ pub(super) struct PeerSession {
 /// How far the connection of a daemon of this node with that of the other node is.
 #[derive(Clone, Copy, Default)]
 struct ConnectionState {
-    /// Whether this node's daemon has created its endpoint.
+    /// Whether this node's daemon has created its connection.
     is_open: bool,
-    /// Of the endpoint that the other node's daemon created.
-    remote_address: Option<EndpointAddress>,
+    /// Of the connection that the other node's daemon created.
+    remote_address: Option<ConnectionAddress>,
     is_connecting: bool,
     is_connected: bool,
     is_peer_ready: bool,
@@ -276,10 +276,10 @@ impl PeerSession {
                 let Some((daemon, connection, address)) = self.addressee(payload) else {
                     return Some(protocol_violation());
                 };
-                match EndpointAddress::read_from_bytes(address) {
+                match ConnectionAddress::read_from_bytes(address) {
                     Ok(address) if connection.remote_address.is_none() => {
                         connection.remote_address = Some(address);
-                        self.connect_endpoint(daemon)
+                        self.connect_peer(daemon)
                     }
                     _ => Some(protocol_violation()),
                 }
@@ -310,15 +310,15 @@ impl PeerSession {
         Some((daemon, self.connections.get_mut(daemon as usize)?, rest))
     }
 
-    /// The daemon has created its endpoint.
-    pub(super) fn endpoint_opened(&mut self, daemon: u32, address: EndpointAddress) -> Option<Action> {
+    /// The daemon has created its connection.
+    pub(super) fn note_opened(&mut self, daemon: u32, address: ConnectionAddress) -> Option<Action> {
         self.connections[daemon as usize].is_open = true;
         let message = [&daemon.to_le_bytes()[..], address.as_bytes()].concat();
-        self.send(ADDRESS, &message).or_else(|| self.connect_endpoint(daemon))
+        self.send(ADDRESS, &message).or_else(|| self.connect_peer(daemon))
     }
 
-    /// The daemon has connected its endpoint.
-    pub(super) fn endpoint_connected(&mut self, daemon: u32) -> Option<Action> {
+    /// The daemon has connected its side.
+    pub(super) fn note_connected(&mut self, daemon: u32) -> Option<Action> {
         self.connections[daemon as usize].is_connected = true;
         self.send(READY, &daemon.to_le_bytes()).or_else(|| self.enable_requests(daemon))
     }
@@ -345,8 +345,8 @@ impl PeerSession {
         if channel.is_open() { self.send(HEARTBEAT, &[]) } else { None }
     }
 
-    /// Has the daemon connect its endpoint, once both daemons have created theirs.
-    fn connect_endpoint(&mut self, daemon: u32) -> Option<Action> {
+    /// Has the daemon connect, once both daemons have created their side of the connection.
+    fn connect_peer(&mut self, daemon: u32) -> Option<Action> {
         let connection = &mut self.connections[daemon as usize];
         let (true, Some(address), false) =
             (connection.is_open, connection.remote_address, connection.is_connecting)
@@ -358,7 +358,7 @@ impl PeerSession {
         Some(Action::Command(daemon..daemon + 1, ConnectionCommand::Connect { rank, epoch, address }))
     }
 
-    /// Has the daemon send requests, once both endpoints are connected.
+    /// Has the daemon send requests, once both sides are connected.
     fn enable_requests(&self, daemon: u32) -> Option<Action> {
         let connection = &self.connections[daemon as usize];
         let (rank, epoch) = (self.rank, self.epoch);
@@ -400,7 +400,7 @@ mod tests {
     fn messages_out_of_order_end_the_session() {
         let mut session = PeerSession::new(1, false, 2);
         let ready = |daemon: u32| daemon.to_le_bytes();
-        let address = |daemon: u32| [&ready(daemon)[..], &[5; size_of::<EndpointAddress>()]].concat();
+        let address = |daemon: u32| [&ready(daemon)[..], &[5; size_of::<ConnectionAddress>()]].concat();
         for (kind, payload) in [(ADDRESS, &address(0)[..]), (READY, &ready(0)), (77, &[])] {
             let action = session.handle_message(kind, payload, &hello(0));
             assert!(matches!(action, Some(Action::Disconnect(_))), "{kind}");
@@ -410,7 +410,7 @@ mod tests {
         let Some(Action::Command(daemons, ConnectionCommand::Open { rank: 1, .. })) =
             receive(HELLO, hello(1).as_bytes())
         else {
-            panic!("all daemons create an endpoint")
+            panic!("all daemons create a connection")
         };
         assert_eq!(daemons, 0..2);
         assert!(matches!(receive(HELLO, hello(1).as_bytes()), Some(Action::Disconnect(_))));
@@ -429,22 +429,22 @@ mod tests {
     fn node_is_up_when_all_daemons_are_connected() {
         let mut session = PeerSession::new(1, false, 2);
         session.handle_message(HELLO, hello(1).as_bytes(), &hello(0));
-        let bytes = [5; size_of::<EndpointAddress>()];
+        let bytes = [5; size_of::<ConnectionAddress>()];
         for daemon in [1u32, 0] {
             let number = daemon.to_le_bytes();
             let only = daemon..daemon + 1;
             assert!(
-                session.endpoint_opened(daemon, EndpointAddress::read_from_bytes(&bytes).unwrap()).is_none()
+                session.note_opened(daemon, ConnectionAddress::read_from_bytes(&bytes).unwrap()).is_none()
             );
             let connect = session.handle_message(ADDRESS, &[&number[..], &bytes].concat(), &hello(0));
             let Some(Action::Command(daemons, ConnectionCommand::Connect { .. })) = connect else {
-                panic!("both endpoints of daemon {daemon} are open")
+                panic!("both sides of daemon {daemon} are open")
             };
             assert_eq!(daemons, only);
-            assert!(session.endpoint_connected(daemon).is_none());
+            assert!(session.note_connected(daemon).is_none());
             let enable = session.handle_message(READY, &number, &hello(0));
             let Some(Action::Command(daemons, ConnectionCommand::Enable { .. })) = enable else {
-                panic!("both endpoints of daemon {daemon} are connected")
+                panic!("both sides of daemon {daemon} are connected")
             };
             assert_eq!(daemons, only);
             assert_eq!(session.connection_up(daemon), daemon == 0, "daemon 0 is the second one");
@@ -467,12 +467,12 @@ mod tests {
     /// Control messages of a node that knows the secret and sends anything, between the steps of this node's daemons. Commands come
     /// once each and in their order: open, and for each daemon connect, enable.
     ///
-    /// Input: `0, kind, length, payload`: a message; `1, daemon`: the daemon has opened its endpoint; `2, daemon`: it has connected it.
+    /// Input: `0, kind, length, payload`: a message; `1, daemon`: the daemon has opened its connection; `2, daemon`: it has connected it.
     #[test]
     fn fuzz_kv_control() {
         use crate::fuzzing::{Steps, fuzz};
 
-        let address = [5; size_of::<EndpointAddress>()];
+        let address = [5; size_of::<ConnectionAddress>()];
         let message = |kind: u8, payload: &[u8]| [&[0, kind, payload.len() as u8][..], payload].concat();
         let connects = |daemon: u32| {
             let number = daemon.to_le_bytes();
@@ -503,10 +503,9 @@ mod tests {
                         let daemon = u32::from(steps.byte() % 2);
                         let state = session.connections[daemon as usize];
                         if step == 1 && open == 1 && !state.is_open {
-                            session
-                                .endpoint_opened(daemon, EndpointAddress::read_from_bytes(&address).unwrap())
+                            session.note_opened(daemon, ConnectionAddress::read_from_bytes(&address).unwrap())
                         } else if step == 2 && connect[daemon as usize] == 1 && !state.is_connected {
-                            session.endpoint_connected(daemon)
+                            session.note_connected(daemon)
                         } else {
                             None
                         }

@@ -72,7 +72,7 @@ fn space_released_on_parse_is_overwritten() {
                 pair.poll(1)?;
             }
             // PairPeer 1 never releases its first request.
-            while pair.sides[1].held.len() > 1 {
+            while pair.sides[1].retained.len() > 1 {
                 pair.release(1, 1)?;
             }
             while !pair.sides[1].unanswered.is_empty() {
@@ -84,7 +84,7 @@ fn space_released_on_parse_is_overwritten() {
                 pair.poll(0)?;
                 pair.read(0)?;
             }
-            while !pair.sides[0].held.is_empty() {
+            while !pair.sides[0].retained.is_empty() {
                 pair.release(0, 0)?;
             }
         }
@@ -92,11 +92,11 @@ fn space_released_on_parse_is_overwritten() {
     };
     assert_eq!(run(None), Ok(()), "calls wait until the request is released");
     let failure = run(Some(BrokenRule::ReleaseOnParse)).expect_err("the broken rule was not detected");
-    assert!(failure.contains("overwrote a message that is held"), "{failure}");
+    assert!(failure.contains("overwrote a message that is retained"), "{failure}");
 }
 
 #[test]
-fn reply_longer_than_its_allowance_breaks_flow_control() {
+fn reply_longer_than_its_credit_breaks_flow_control() {
     assert_detected([512, 512], BrokenRule::LongReplies, &["in_flight + 2R <= C", "were allowed"]);
 }
 

@@ -1,4 +1,4 @@
-//! Bytes that a correct peer never writes: each gives a typed error, never a panic, and the endpoint reads nothing outside of
+//! Bytes that a correct peer never writes: each gives a typed error, never a panic, and the flow reads nothing outside of
 //! what was announced.
 
 use proptest::prelude::*;
@@ -44,27 +44,22 @@ fn announced_bytes(imm: u32) -> u64 {
 }
 
 /// Feeds batches until one is refused. Adds the callers that got a response to `answered`.
-fn feed(
-    endpoint: &mut Endpoint<u32>,
-    ring: &[u8],
-    imms: &[u32],
-    answered: &mut Vec<u32>,
-) -> Result<(), Violation> {
+fn feed(flow: &mut Flow<u32>, ring: &[u8], imms: &[u32], answered: &mut Vec<u32>) -> Result<(), Violation> {
     let mut position = 0u64;
     for &imm in imms {
         let from = (position % 1024) as usize;
         let delta = announced_bytes(imm);
         let to = (from as u64 + delta).min(1024) as usize;
         let announced = Announced { bytes: ring, from, to };
-        endpoint.accept(imm, &announced)?;
+        flow.accept(imm, &announced)?;
         position += delta;
-        while let Some(message) = endpoint.next_message(&announced)? {
+        while let Some(message) = flow.next_message(&announced)? {
             let (offset, len) = match message {
                 Message::Request { reply_token, offset, len, .. } => {
                     // A reply must be possible, whatever the bytes were.
                     let longest = reply_token.max_len() as usize;
-                    assert!(endpoint.reply(Content::Bytes, reply_token, longest).is_ok());
-                    assert!(endpoint.flow_state().invariant_holds());
+                    assert!(flow.reply(Content::Bytes, reply_token, longest).is_ok());
+                    assert!(flow.state().invariant_holds());
                     (offset, len)
                 }
                 Message::Response { user, offset, len, .. } => {
@@ -73,22 +68,22 @@ fn feed(
                 }
             };
             assert!(from <= offset && offset + len <= to);
-            // Every other message is held, and released at once.
+            // Every other message is retained, and released at once.
             if answered.len().is_multiple_of(2) {
-                let space = endpoint.hold().expect("it is lent");
-                assert!(endpoint.release(space) && endpoint.hold().is_none());
+                let space = flow.retain().expect("it is the current message");
+                assert!(flow.release(space) && flow.retain().is_none());
             }
         }
-        while let Some(write) = endpoint.next_write() {
-            endpoint.write_posted(&write);
+        while let Some(write) = flow.next_write() {
+            flow.write_posted(&write);
         }
     }
     Ok(())
 }
 
 /// Each caller got a response or can be told that there will be none, exactly once.
-fn assert_each_caller_is_told_once(mut endpoint: Endpoint<u32>, mut answered: Vec<u32>, calls: u32) {
-    answered.extend(endpoint.abandon_all());
+fn assert_each_caller_is_told_once(mut flow: Flow<u32>, mut answered: Vec<u32>, calls: u32) {
+    answered.extend(flow.abandon_all());
     answered.sort_unstable();
     assert_eq!(answered, (0..calls).collect::<Vec<_>>());
 }
@@ -111,16 +106,17 @@ fn nearly_valid_ring() -> impl Strategy<Value = Vec<u8>> {
     let header = header.prop_map(|(index, response, blocks, len, bulk)| {
         let flag = if response { wire::RESPONSE_FLAG } else { 0 };
         let payload_len = len | if bulk == 0 { wire::BULK_FLAG } else { 0 };
-        let header = Header { call_id: (1 << 16 | index) | flag, piggyback: blocks, payload_len };
+        let header = Header { call_id: (1 << 16 | index) | flag, credit_blocks: blocks, payload_len };
         let mut bytes = header.encode().to_vec();
         bytes.resize(32, 0xaa);
         bytes
     });
     let head = (0u32..6, any::<bool>(), 0u32..6, 0u32..12, prop_oneof![0u32..4, any::<u32>()]);
-    let head = head.prop_map(|(index, response, piggyback, grant_blocks, consumer_blocks)| {
+    let head = head.prop_map(|(index, response, credit_blocks, grant_blocks, consumer_blocks)| {
         let flag = if response { wire::RESPONSE_FLAG } else { 0 };
         let call_id = (1 << 16 | index) | flag;
-        let mut bytes = CompactHead { call_id, piggyback, grant_blocks, consumer_blocks }.encode().to_vec();
+        let mut bytes =
+            CompactHead { call_id, credit_blocks, grant_blocks, consumer_blocks }.encode().to_vec();
         bytes.resize(32, 0xbb);
         bytes
     });
@@ -142,12 +138,12 @@ proptest! {
         calls in 0u32..5,
         word in prop_oneof![any::<u64>(), 0u64..512],
     ) {
-        let mut endpoint = Endpoint::new(&PARAMS).unwrap();
-        let calls = (0..calls).take_while(|call| endpoint.call(Content::Bytes, 0, 20, *call).is_ok()).count() as u32;
-        while let Some(write) = endpoint.next_write() {
-            endpoint.write_posted(&write);
+        let mut flow = Flow::new(&PARAMS).unwrap();
+        let calls = (0..calls).take_while(|call| flow.call(Content::Bytes, 0, 20, *call).is_ok()).count() as u32;
+        while let Some(write) = flow.next_write() {
+            flow.write_posted(&write);
         }
-        if let Err(violation) = endpoint.position_read_done(word) {
+        if let Err(violation) = flow.position_read_done(word) {
             let expected = matches!(
                 violation,
                 Violation::ConsumerMisaligned { .. } | Violation::ConsumerBeyondSent { .. }
@@ -155,11 +151,11 @@ proptest! {
             prop_assert!(expected, "{}", violation);
         }
         let mut answered = Vec::new();
-        if let Err(violation) = feed(&mut endpoint, &ring, &imms, &mut answered) {
+        if let Err(violation) = feed(&mut flow, &ring, &imms, &mut answered) {
             let text = std::format!("{violation}");
             prop_assert!(text.contains("peer"), "{}", text);
         }
-        assert_each_caller_is_told_once(endpoint, answered, calls);
+        assert_each_caller_is_told_once(flow, answered, calls);
     }
 
     #[test]
@@ -171,7 +167,7 @@ proptest! {
         prop_assert!(wire::ConnectInfo::decode(&bytes).is_err() || &bytes[..4] == b"xRPC");
         for peer_ring in [ring, 1 << power] {
             let params = FlowParams { peer_ring, peer_credit_limit: limit, ..PARAMS };
-            let made = Endpoint::<()>::new(&params);
+            let made = Flow::<()>::new(&params);
             let legal = peer_ring.is_power_of_two() && (MIN_RING..=MAX_RING).contains(&peer_ring) && limit >= 64;
             prop_assert_eq!(made.is_ok(), legal);
         }
@@ -195,25 +191,25 @@ fn metadata(message_count: u32) -> FlowMetadata {
 }
 
 fn violation_of(ring: &[u8], imm: u32, calls: u32) -> Violation {
-    let mut endpoint = Endpoint::new(&PARAMS).unwrap();
+    let mut flow = Flow::new(&PARAMS).unwrap();
     for call in 0..calls {
-        assert!(endpoint.call(Content::Bytes, 0, 20, call).is_ok());
+        assert!(flow.call(Content::Bytes, 0, 20, call).is_ok());
     }
-    while let Some(write) = endpoint.next_write() {
-        endpoint.write_posted(&write);
+    while let Some(write) = flow.next_write() {
+        flow.write_posted(&write);
     }
     let mut answered = Vec::new();
-    let violation = feed(&mut endpoint, ring, &[imm], &mut answered).unwrap_err();
-    assert_each_caller_is_told_once(endpoint, answered, calls);
+    let violation = feed(&mut flow, ring, &[imm], &mut answered).unwrap_err();
+    assert_each_caller_is_told_once(flow, answered, calls);
     violation
 }
 
 #[test]
 fn each_violation_is_reported_by_its_own_error() {
-    let request = |blocks, payload_len| Header { call_id: 1 << 16, piggyback: blocks, payload_len };
+    let request = |blocks, payload_len| Header { call_id: 1 << 16, credit_blocks: blocks, payload_len };
     let response = |call_id: u32, blocks, payload_len| Header {
         call_id: call_id | wire::RESPONSE_FLAG,
-        piggyback: blocks,
+        credit_blocks: blocks,
         payload_len,
     };
     let one = |header| batch(metadata(1), &[header]);
@@ -224,9 +220,9 @@ fn each_violation_is_reported_by_its_own_error() {
     assert_eq!(violation_of(&ring, imm + 1, 0), Violation::TrailingBytes { unused: 32 });
     assert_eq!(violation_of(&ring, imm - 1, 0), Violation::MessageTooLong { needs: 32, left: 0 });
     let (ring, imm) = one(request(1, 0));
-    assert_eq!(violation_of(&ring, imm, 0), Violation::AllowanceTooSmall { blocks: 1 });
+    assert_eq!(violation_of(&ring, imm, 0), Violation::CreditTooSmall { blocks: 1 });
     let (ring, imm) = one(request(5, 0));
-    assert_eq!(violation_of(&ring, imm, 0), Violation::CreditOverrun { allowance: 160, credit: 128 });
+    assert_eq!(violation_of(&ring, imm, 0), Violation::CreditOverrun { credit: 160, available: 128 });
     let (ring, _) = one(request(2, u32::MAX));
     assert_eq!(violation_of(&ring, 4, 0), Violation::MessageTooLong { needs: (1 << 31) + 32, left: 96 });
 
@@ -235,7 +231,7 @@ fn each_violation_is_reported_by_its_own_error() {
     let (ring, imm) = batch(metadata(2), &[response(1 << 16, 2, 0), response(1 << 16, 2, 0)]);
     assert_eq!(violation_of(&ring, imm, 1), Violation::UnknownCall { call_id: 1 << 16 }, "answered twice");
     let (ring, imm) = one(response(1 << 16, 3, 0));
-    assert_eq!(violation_of(&ring, imm, 1), Violation::AllowanceMismatch { blocks: 3, taken: 2 });
+    assert_eq!(violation_of(&ring, imm, 1), Violation::CreditMismatch { blocks: 3, used: 2 });
     let (ring, imm) = one(response(1 << 16, 2, 21));
     assert_eq!(violation_of(&ring, imm, 1), Violation::ResponseTooLong { payload_len: 21, allowed: 20 });
 
@@ -260,16 +256,16 @@ fn each_violation_of_a_compact_batch_is_reported_by_its_own_error() {
         ring
     };
     let imm = |len: u32| wire::COMPACT_FLAG | len;
-    let request = CompactHead { call_id: 1 << 16, piggyback: 2, grant_blocks: 0, consumer_blocks: 0 };
+    let request = CompactHead { call_id: 1 << 16, credit_blocks: 2, grant_blocks: 0, consumer_blocks: 0 };
     let response = CompactHead { call_id: 1 << 16 | wire::RESPONSE_FLAG, ..request };
 
     let ring = compact(request);
     assert_eq!(violation_of(&ring, imm(33), 0), Violation::CompactTooLong { payload_len: 33 });
     assert_eq!(violation_of(&ring, u32::MAX, 0), Violation::CompactTooLong { payload_len: u32::MAX >> 1 });
-    let ring = compact(CompactHead { piggyback: 1, ..request });
-    assert_eq!(violation_of(&ring, imm(8), 0), Violation::AllowanceTooSmall { blocks: 1 });
-    let ring = compact(CompactHead { piggyback: 5, ..request });
-    assert_eq!(violation_of(&ring, imm(8), 0), Violation::CreditOverrun { allowance: 160, credit: 128 });
+    let ring = compact(CompactHead { credit_blocks: 1, ..request });
+    assert_eq!(violation_of(&ring, imm(8), 0), Violation::CreditTooSmall { blocks: 1 });
+    let ring = compact(CompactHead { credit_blocks: 5, ..request });
+    assert_eq!(violation_of(&ring, imm(8), 0), Violation::CreditOverrun { credit: 160, available: 128 });
     let ring = compact(CompactHead { grant_blocks: 1, ..request });
     assert_eq!(violation_of(&ring, imm(8), 0), Violation::GrantOverLimit { granted: 288, limit: 256 });
     let ring = compact(CompactHead { grant_blocks: u32::MAX, ..request });
@@ -279,8 +275,8 @@ fn each_violation_of_a_compact_batch_is_reported_by_its_own_error() {
     assert_eq!(violation_of(&ring, imm(8), 1), Violation::ConsumerBeyondSent { position: 96, sent: 64 });
 
     assert_eq!(violation_of(&compact(response), imm(8), 0), Violation::UnknownCall { call_id: 1 << 16 });
-    let ring = compact(CompactHead { piggyback: 3, ..response });
-    assert_eq!(violation_of(&ring, imm(8), 1), Violation::AllowanceMismatch { blocks: 3, taken: 2 });
+    let ring = compact(CompactHead { credit_blocks: 3, ..response });
+    assert_eq!(violation_of(&ring, imm(8), 1), Violation::CreditMismatch { blocks: 3, used: 2 });
     let too_long = Violation::ResponseTooLong { payload_len: 21, allowed: 20 };
     assert_eq!(violation_of(&compact(response), imm(21), 1), too_long);
     let ring = compact(CompactHead { grant_blocks: 3, ..response });
@@ -290,29 +286,29 @@ fn each_violation_of_a_compact_batch_is_reported_by_its_own_error() {
 /// The head of a compact batch has only the low bits of the position.
 #[test]
 fn position_in_a_compact_batch_is_found_from_its_low_bits() {
-    let mut endpoint = Endpoint::new(&FlowParams { credit_limit: 128, ..PARAMS }).unwrap();
+    let mut flow = Flow::new(&FlowParams { credit_limit: 128, ..PARAMS }).unwrap();
     let mut ring = vec![0; 1024];
     // Each round the peer has released everything, and a ring of 512 bytes lets 64 bytes of every call through.
     for round in 1..=100_000u64 {
-        let (call, _) = endpoint.call(Content::Bytes, 0, 20, ()).unwrap();
-        while let Some(write) = endpoint.next_write() {
-            endpoint.write_posted(&write);
+        let (call, _) = flow.call(Content::Bytes, 0, 20, ()).unwrap();
+        while let Some(write) = flow.next_write() {
+            flow.write_posted(&write);
         }
-        let sent = endpoint.progress().posted;
+        let sent = flow.progress().posted;
         let head = CompactHead {
             call_id: call.bits() | wire::RESPONSE_FLAG,
-            piggyback: 2,
+            credit_blocks: 2,
             grant_blocks: 2,
             consumer_blocks: (sent / 32) as u32,
         };
         let offset = ((round - 1) * 32 % 1024) as usize;
         ring[offset..][..16].copy_from_slice(&head.encode());
-        endpoint.accept(wire::COMPACT_FLAG, ring.as_slice()).unwrap();
-        let Ok(Some(Message::Response { offset: at, .. })) = endpoint.next_message(ring.as_slice()) else {
+        flow.accept(wire::COMPACT_FLAG, ring.as_slice()).unwrap();
+        let Ok(Some(Message::Response { offset: at, .. })) = flow.next_message(ring.as_slice()) else {
             panic!("no response in round {round}");
         };
-        endpoint.pass();
-        assert_eq!((endpoint.progress().released, at), (sent, offset + 16));
+        flow.finish_message();
+        assert_eq!((flow.progress().released, at), (sent, offset + 16));
     }
 }
 
@@ -320,13 +316,13 @@ fn position_in_a_compact_batch_is_found_from_its_low_bits() {
 #[test]
 fn batches_that_cross_the_end_of_the_ring_are_violations() {
     let accept = |imm, second: FlowMetadata| {
-        let mut endpoint: Endpoint<()> = Endpoint::new(&PARAMS).unwrap();
-        let request = Header { call_id: 1 << 16, piggyback: 2, payload_len: 0 };
+        let mut flow: Flow<()> = Flow::new(&PARAMS).unwrap();
+        let request = Header { call_id: 1 << 16, credit_blocks: 2, payload_len: 0 };
         let (mut ring, first) = batch(metadata(1), &[request]);
-        endpoint.accept(first, ring.as_slice()).unwrap();
-        assert!(matches!(endpoint.next_message(ring.as_slice()), Ok(Some(Message::Request { .. }))));
+        flow.accept(first, ring.as_slice()).unwrap();
+        assert!(matches!(flow.next_message(ring.as_slice()), Ok(Some(Message::Request { .. }))));
         ring[64..96].copy_from_slice(&second.encode());
-        endpoint.accept(imm, ring.as_slice())
+        flow.accept(imm, ring.as_slice())
     };
     assert_eq!(accept(31, metadata(1)), Err(Violation::AcrossEnd { offset: 64, delta: 992 }));
     assert_eq!(accept(30, metadata(1)), Ok(()));
@@ -337,23 +333,23 @@ fn batches_that_cross_the_end_of_the_ring_are_violations() {
 #[test]
 fn bulk_messages_are_parsed_among_other_messages() {
     // Between other messages, so that the test sees their offsets.
-    let request = |payload_len| Header { call_id: 1 << 16, piggyback: 2, payload_len };
+    let request = |payload_len| Header { call_id: 1 << 16, credit_blocks: 2, payload_len };
     let answer =
-        Header { call_id: 1 << 16 | wire::RESPONSE_FLAG, piggyback: 2, payload_len: 4 | wire::BULK_FLAG };
+        Header { call_id: 1 << 16 | wire::RESPONSE_FLAG, credit_blocks: 2, payload_len: 4 | wire::BULK_FLAG };
     let (ring, imm) = batch(metadata(3), &[request(32 | wire::BULK_FLAG), answer, request(5)]);
-    let mut endpoint = Endpoint::new(&PARAMS).unwrap();
-    let (_, placement) = endpoint.call(Content::Bulk, 40, 0, 'u').unwrap();
+    let mut flow = Flow::new(&PARAMS).unwrap();
+    let (_, placement) = flow.call(Content::Bulk, 40, 0, 'u').unwrap();
     assert_eq!((placement.header.ring_len(), placement.header.is_bulk()), (40, true));
-    assert_eq!(endpoint.call(Content::Bulk, endpoint.max_request_len() + 1, 0, 'v').unwrap_err().1, 'v');
-    endpoint.accept(imm, ring.as_slice()).unwrap();
+    assert_eq!(flow.call(Content::Bulk, flow.max_request_len() + 1, 0, 'v').unwrap_err().user, 'v');
+    flow.accept(imm, ring.as_slice()).unwrap();
     let mut seen = Vec::new();
-    while let Some(message) = endpoint.next_message(ring.as_slice()).unwrap() {
+    while let Some(message) = flow.next_message(ring.as_slice()).unwrap() {
         match message {
             Message::Request { reply_token, offset, len, is_bulk } => {
                 seen.push((offset, len, is_bulk));
-                let placement = endpoint.reply(Content::Bulk, reply_token, BULK_RESPONSE_SIZE).unwrap();
+                let placement = flow.reply(Content::Bulk, reply_token, BULK_RESPONSE_SIZE).unwrap();
                 assert_eq!((placement.header.ring_len(), placement.header.is_bulk()), (4, true));
-                assert!(endpoint.flow_state().invariant_holds());
+                assert!(flow.state().invariant_holds());
             }
             Message::Response { user, offset, len, is_bulk, .. } => {
                 assert_eq!(user, Some('u'));
@@ -366,29 +362,26 @@ fn bulk_messages_are_parsed_among_other_messages() {
 
 #[test]
 fn consumer_position_of_the_peer_never_moves_back() {
-    let mut endpoint = Endpoint::new(&PARAMS).unwrap();
-    assert!(endpoint.call(Content::Bytes, 0, 20, ()).is_ok());
-    let write = endpoint.next_write().unwrap();
-    endpoint.write_posted(&write);
-    let announce = |endpoint: &mut Endpoint<()>, at: usize, consumer_pos| {
+    let mut flow = Flow::new(&PARAMS).unwrap();
+    assert!(flow.call(Content::Bytes, 0, 20, ()).is_ok());
+    let write = flow.next_write().unwrap();
+    flow.write_posted(&write);
+    let announce = |flow: &mut Flow<()>, at: usize, consumer_pos| {
         let mut ring = vec![0; 1024];
         ring[at..][..32].copy_from_slice(&FlowMetadata { consumer_pos, ..metadata(0) }.encode());
-        endpoint.accept(1, ring.as_slice())
+        flow.accept(1, ring.as_slice())
     };
-    assert_eq!(endpoint.position_read_done(64), Ok(()));
-    assert_eq!(endpoint.flow_state().in_flight, 0);
-    assert_eq!(announce(&mut endpoint, 0, 32), Ok(()), "older than the READ: stale, but valid");
-    assert_eq!(endpoint.flow_state().in_flight, 0, "nothing moved back");
+    assert_eq!(flow.position_read_done(64), Ok(()));
+    assert_eq!(flow.state().in_flight, 0);
+    assert_eq!(announce(&mut flow, 0, 32), Ok(()), "older than the READ: stale, but valid");
+    assert_eq!(flow.state().in_flight, 0, "nothing moved back");
     assert_eq!(
-        announce(&mut endpoint, 32, 0),
+        announce(&mut flow, 32, 0),
         Err(Violation::ConsumerWentBack { position: 0, before: 32 }),
         "older than the batch before it"
     );
-    assert_eq!(
-        endpoint.position_read_done(32),
-        Err(Violation::ConsumerWentBack { position: 32, before: 64 })
-    );
-    assert_eq!(endpoint.position_read_done(33), Err(Violation::ConsumerMisaligned { position: 33 }));
+    assert_eq!(flow.position_read_done(32), Err(Violation::ConsumerWentBack { position: 32, before: 64 }));
+    assert_eq!(flow.position_read_done(33), Err(Violation::ConsumerMisaligned { position: 33 }));
 }
 
 #[test]
@@ -402,25 +395,26 @@ fn calls_that_can_never_fit_are_refused_at_once() {
             pending_calls: 1,
             compact: true,
         };
-        let mut endpoint = Endpoint::new(&params).unwrap();
-        let (request, response) = (endpoint.max_request_len(), endpoint.max_response_len());
+        let mut flow = Flow::new(&params).unwrap();
+        let (request, response) = (flow.max_request_len(), flow.max_response_len());
         assert!(request >= 20 && response >= 20);
         assert_eq!(
-            endpoint.call(Content::Bytes, request + 1, 0, 'u').unwrap_err(),
-            (Refusal::TooLong { len: request + 1, max: request }, 'u')
+            flow.call(Content::Bytes, request + 1, 0, 'u').unwrap_err(),
+            CallRefused { cause: Refusal::TooLong { len: request + 1, max: request }, user: 'u' }
         );
         assert_eq!(
-            endpoint.call(Content::Bytes, 0, response + 1, 'u').unwrap_err(),
-            (Refusal::AllowanceTooLong { len: response + 1, max: response }, 'u')
+            flow.call(Content::Bytes, 0, response + 1, 'u').unwrap_err(),
+            CallRefused { cause: Refusal::ResponseTooLong { len: response + 1, max: response }, user: 'u' }
         );
-        assert!(endpoint.call(Content::Bytes, usize::MAX, usize::MAX, 'u').is_err());
-        assert!(endpoint.call(Content::Bytes, request, response, 'u').is_ok(), "the longest fits");
-        assert_eq!(endpoint.call(Content::Bytes, 0, 0, 'u').unwrap_err(), (Refusal::TooManyCalls, 'u'));
+        assert!(flow.call(Content::Bytes, usize::MAX, usize::MAX, 'u').is_err());
+        assert!(flow.call(Content::Bytes, request, response, 'u').is_ok(), "the longest fits");
+        let refused = CallRefused { cause: Refusal::TooManyCalls, user: 'u' };
+        assert_eq!(flow.call(Content::Bytes, 0, 0, 'u').unwrap_err(), refused);
     }
     let params = FlowParams { ring: 128, ..PARAMS };
-    assert_eq!(Endpoint::<()>::new(&params).unwrap_err(), FlowParamsError::RingSize { size: 128 });
+    assert_eq!(Flow::<()>::new(&params).unwrap_err(), FlowParamsError::RingSize { size: 128 });
     let params = FlowParams { peer_credit_limit: 63, ..PARAMS };
-    assert_eq!(Endpoint::<()>::new(&params).unwrap_err(), FlowParamsError::CreditLimit { limit: 63 });
+    assert_eq!(Flow::<()>::new(&params).unwrap_err(), FlowParamsError::CreditLimit { limit: 63 });
     let params = FlowParams { pending_calls: 0, ..PARAMS };
-    assert_eq!(Endpoint::<()>::new(&params).unwrap_err(), FlowParamsError::PendingCalls { calls: 0 });
+    assert_eq!(Flow::<()>::new(&params).unwrap_err(), FlowParamsError::PendingCalls { calls: 0 });
 }

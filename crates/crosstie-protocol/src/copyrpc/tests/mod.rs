@@ -1,4 +1,4 @@
-//! Two endpoints joined by virtual links. Each rule of the protocol is also turned off once, to show that the tests
+//! Two flows joined by virtual links. Each rule of the protocol is also turned off once, to show that the tests
 //! detect the failure which the rule prevents.
 
 /// A rule that a test turns off on purpose. Each variant says what happens instead.
@@ -18,7 +18,7 @@ pub(super) enum BrokenRule {
     NeverReads,
     /// Ring space counts as free once it was parsed.
     ReleaseOnParse,
-    /// A reply may be longer than its allowance.
+    /// A reply may be longer than its credit allows.
     LongReplies,
     /// Each side derives the credit that it starts with from its peer's ring instead of its own.
     CreditOfPeerRing,

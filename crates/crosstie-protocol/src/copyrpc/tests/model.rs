@@ -1,7 +1,7 @@
 //! An exhaustive model: visits every state that two sides with tiny rings can reach, and checks in each that both sides can
 //! still make a call.
 //!
-//! A state is both endpoints, the batches on the links, and the messages that the applications hold or have not answered.
+//! A state is both flows, the batches on the links, and the messages that the applications retain or have not answered.
 //! Positions are counted from the last whole ring, so that states repeat. A depth-first search visits all states; it
 //! remembers each by a 128-bit digest.
 
@@ -23,24 +23,24 @@ struct State {
 
 #[derive(PartialEq, Eq, Hash)]
 struct ModelPeer {
-    endpoint: Endpoint<()>,
+    flow: Flow<()>,
     ring: u64,
     /// Headers of messages that were placed and not posted, by offset in the peer's ring.
     staged: Vec<(usize, Header)>,
     /// Batches on their way to this side.
     link: VecDeque<Batch>,
-    held: Vec<HeldSpace>,
+    retained: Vec<RetainedSpace>,
     unanswered: Vec<(ReplyToken, usize)>,
 }
 
 impl Clone for ModelPeer {
     fn clone(&self) -> Self {
         ModelPeer {
-            endpoint: self.endpoint.clone(),
+            flow: self.flow.clone(),
             ring: self.ring,
             staged: self.staged.clone(),
             link: self.link.clone(),
-            held: self.held.iter().map(HeldSpace::duplicate).collect(),
+            retained: self.retained.iter().map(RetainedSpace::duplicate).collect(),
             unanswered: self.unanswered.iter().map(|(token, n)| (token.duplicate(), *n)).collect(),
         }
     }
@@ -66,7 +66,7 @@ impl RingBytes for Batch {
             bytes.copy_from_slice(&metadata[half..half + 16]);
         } else {
             let (_, header) =
-                self.headers.iter().find(|(at, _)| *at == offset).expect("the endpoint only loads headers");
+                self.headers.iter().find(|(at, _)| *at == offset).expect("the flow only loads headers");
             bytes[..HEADER_SIZE].copy_from_slice(&header.encode());
         }
         bytes.as_slice().load_words(0)
@@ -95,15 +95,15 @@ impl Model {
                 pending_calls: self.pending,
                 compact: self.compact,
             };
-            let mut endpoint = Endpoint::new(&params).unwrap();
-            endpoint.break_rule(self.broken_rule, &params);
-            endpoint.use_one_generation();
+            let mut flow = Flow::new(&params).unwrap();
+            flow.break_rule(self.broken_rule, &params);
+            flow.use_one_generation();
             ModelPeer {
-                endpoint,
+                flow,
                 ring: self.rings[me],
                 staged: vec![],
                 link: VecDeque::new(),
-                held: vec![],
+                retained: vec![],
                 unanswered: vec![],
             }
         };
@@ -132,7 +132,7 @@ impl Model {
                 next.receive_batch(me, true)?;
                 each(next);
             }
-            for index in 0..side.held.len() {
+            for index in 0..side.retained.len() {
                 let mut next = state.clone();
                 next.release(me, index);
                 each(next);
@@ -206,7 +206,7 @@ impl Model {
 impl State {
     fn call(&mut self, me: usize, len: usize, response: usize) -> bool {
         let side = &mut self.sides[me];
-        let Ok((_, placement)) = side.endpoint.call(Content::Bytes, len, response, ()) else { return false };
+        let Ok((_, placement)) = side.flow.call(Content::Bytes, len, response, ()) else { return false };
         side.staged.push((placement.offset, placement.header));
         true
     }
@@ -214,22 +214,21 @@ impl State {
     fn reply(&mut self, me: usize, index: usize) -> Result<(), String> {
         let side = &mut self.sides[me];
         let (token, len) = side.unanswered.remove(index);
-        let placement =
-            side.endpoint.reply(Content::Bytes, token, len).map_err(|(error, _)| error.to_string())?;
+        let placement = side.flow.reply(Content::Bytes, token, len).map_err(|refused| refused.to_string())?;
         side.staged.push((placement.offset, placement.header));
         Ok(())
     }
 
     fn release(&mut self, me: usize, index: usize) {
         let side = &mut self.sides[me];
-        let space = side.held.remove(index);
-        side.endpoint.release(space);
+        let space = side.retained.remove(index);
+        side.flow.release(space);
     }
 
     fn post(&mut self, me: usize) -> bool {
         let side = &mut self.sides[me];
-        let Some(write) = side.endpoint.next_write() else { return false };
-        side.endpoint.write_posted(&write);
+        let Some(write) = side.flow.next_write() else { return false };
+        side.flow.write_posted(&write);
         let count = if write.kind() == WriteKind::Batch { write.metadata.message_count as usize } else { 0 };
         let headers = side.staged.drain(..count).collect();
         let batch = Batch { offset: write.offset, imm: write.imm, metadata: write.metadata, headers };
@@ -237,26 +236,26 @@ impl State {
         true
     }
 
-    /// Receives a batch. Its requests are answered while they are lent, if `at_once`; otherwise they are held.
+    /// Receives a batch. Its requests are answered while they are current, if `at_once`; else they are retained.
     fn receive_batch(&mut self, me: usize, at_once: bool) -> Result<bool, String> {
-        let ModelPeer { endpoint, link, staged, held, unanswered, .. } = &mut self.sides[me];
+        let ModelPeer { flow, link, staged, retained, unanswered, .. } = &mut self.sides[me];
         let Some(batch) = link.pop_front() else { return Ok(false) };
         let text = |violation: Violation| violation.to_string();
-        endpoint.accept(batch.imm, &batch).map_err(text)?;
-        while let Some(message) = endpoint.next_message(&batch).map_err(text)? {
+        flow.accept(batch.imm, &batch).map_err(text)?;
+        while let Some(message) = flow.next_message(&batch).map_err(text)? {
             match message {
                 Message::Request { reply_token, .. } => {
                     let longest = reply_token.max_len() as usize;
                     if at_once {
-                        let reply = endpoint.reply(Content::Bytes, reply_token, longest);
-                        let reply = reply.map_err(|(error, _)| error.to_string())?;
+                        let reply = flow.reply(Content::Bytes, reply_token, longest);
+                        let reply = reply.map_err(|refused| refused.to_string())?;
                         staged.push((reply.offset, reply.header));
                     } else {
-                        held.extend(endpoint.hold());
+                        retained.extend(flow.retain());
                         unanswered.push((reply_token, longest));
                     }
                 }
-                // Holding responses would add nothing: held requests already delay the consumer position.
+                // Retaining responses would add nothing: retained requests already delay the consumer position.
                 Message::Response { .. } => {}
             }
         }
@@ -265,12 +264,12 @@ impl State {
 
     /// A READ completes at once. A slower READ would return an older position, and batches already deliver those.
     fn read(&mut self, me: usize) -> Result<bool, String> {
-        let word = self.sides[1 - me].endpoint.consumer_position();
-        let endpoint = &mut self.sides[me].endpoint;
-        let wanted = endpoint.needs_position_read();
+        let word = self.sides[1 - me].flow.consumer_position();
+        let flow = &mut self.sides[me].flow;
+        let wanted = flow.needs_position_read();
         if wanted {
-            endpoint.position_read_posted();
-            endpoint.position_read_done(word).map_err(|violation| violation.to_string())?;
+            flow.position_read_posted();
+            flow.position_read_done(word).map_err(|violation| violation.to_string())?;
         }
         Ok(wanted)
     }
@@ -281,7 +280,7 @@ impl State {
         while self.receive_batch(me, false)? {
             moved = true;
         }
-        while !self.sides[me].held.is_empty() {
+        while !self.sides[me].retained.is_empty() {
             self.release(me, 0);
             moved = true;
         }
@@ -309,15 +308,15 @@ impl State {
 
     fn check(&self) -> Result<(), String> {
         for me in [0, 1] {
-            let flow = self.sides[me].endpoint.flow_state();
+            let flow = self.sides[me].flow.state();
             if !flow.invariant_holds() {
                 return Err(format!("in_flight + 2R <= C is broken: {flow:?}"));
             }
-            let mut peer = self.sides[1 - me].endpoint.clone();
-            if self.sides[me].endpoint.remote_consumer() > peer.consumer_position() {
+            let mut peer = self.sides[1 - me].flow.clone();
+            if self.sides[me].flow.remote_consumer() > peer.consumer_position() {
                 return Err("a side believes that its peer has released more than it has".into());
             }
-            if flow.credit_reserved > self.sides[me].endpoint.credit_limit() {
+            if flow.credit_granted > self.sides[me].flow.credit_limit() {
                 return Err("more credit granted than the limit".into());
             }
         }
@@ -330,17 +329,17 @@ impl State {
         let mut back = [0, 1].map(|me| {
             // What side `me` sends lies in its peer's ring.
             let peer = &self.sides[1 - me];
-            let oldest = self.sides[me].endpoint.remote_consumer().min(peer.endpoint.oldest_announced());
+            let oldest = self.sides[me].flow.remote_consumer().min(peer.flow.oldest_announced());
             oldest & !(peer.ring - 1)
         });
         for me in [0, 1] {
             let side = &mut self.sides[me];
             let [sent, received] = back;
-            let known = side.endpoint.remote_consumer();
+            let known = side.flow.remote_consumer();
             let news = |position: u64| if position <= known { 0 } else { position - sent };
-            side.endpoint.consumer_position();
-            side.endpoint.rebase(sent, received);
-            side.held.iter_mut().for_each(|space| space.rebase(received));
+            side.flow.consumer_position();
+            side.flow.rebase(sent, received);
+            side.retained.iter_mut().for_each(|space| space.rebase(received));
             for batch in &mut side.link {
                 batch.metadata.consumer_pos = news(batch.metadata.consumer_pos);
             }

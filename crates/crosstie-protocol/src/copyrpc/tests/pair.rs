@@ -1,4 +1,4 @@
-//! Two endpoints with real byte rings, joined by lossless in-order links whose delays the test chooses.
+//! Two flows with real byte rings, joined by lossless in-order links whose delays the test chooses.
 //!
 //! Every failure is an error text: a violation, a lost or repeated call, wrong bytes, a broken invariant.
 
@@ -21,7 +21,7 @@ pub(super) struct Pair {
 }
 
 pub(super) struct PairPeer {
-    pub(super) endpoint: Endpoint<u64>,
+    pub(super) flow: Flow<u64>,
     ring: Vec<u8>,
     staging: Vec<u8>,
     /// WRITEs that the peer has posted and that have not arrived. A payload that was posted directly has no immediate.
@@ -33,7 +33,7 @@ pub(super) struct PairPeer {
     /// Calls of this side without a response, with the longest response that they allow. The bytes of a response
     /// identify its call.
     waiting: Vec<(u64, usize)>,
-    pub(super) held: Vec<(HeldSpace, usize, Vec<u8>)>,
+    pub(super) retained: Vec<(RetainedSpace, usize, Vec<u8>)>,
     pub(super) unanswered: Vec<(ReplyToken, u64)>,
     /// The word that the peer can READ.
     word: u64,
@@ -74,17 +74,17 @@ impl Pair {
                 // One side sends compact batches, the other does not.
                 compact: me == 0,
             };
-            let mut endpoint = Endpoint::new(&params).unwrap();
-            endpoint.break_rule(broken_rule, &params);
+            let mut flow = Flow::new(&params).unwrap();
+            flow.break_rule(broken_rule, &params);
             PairPeer {
-                endpoint,
+                flow,
                 ring: vec![0xee; rings[me] as usize],
                 staging: vec![0xdd; rings[1 - me] as usize],
                 link: VecDeque::new(),
                 completions: VecDeque::new(),
                 expected: VecDeque::new(),
                 waiting: Vec::new(),
-                held: Vec::new(),
+                retained: Vec::new(),
                 unanswered: Vec::new(),
                 word: 0,
                 reading: None,
@@ -100,9 +100,9 @@ impl Pair {
     pub(super) fn call(&mut self, me: usize, len: usize, response_len: usize) -> Result<bool, String> {
         let number = self.next_call;
         let side = &mut self.sides[me];
-        let before = side.endpoint.flow_state();
-        let direct = number.is_multiple_of(3) && side.endpoint.can_send_payload_directly();
-        match side.endpoint.call(Content::Bytes, len, response_len, number) {
+        let before = side.flow.state();
+        let direct = number.is_multiple_of(3) && side.flow.can_send_payload_directly();
+        match side.flow.call(Content::Bytes, len, response_len, number) {
             Ok((_, placement)) => {
                 self.next_call += 1;
                 side.waiting.push((number, response_len));
@@ -110,8 +110,8 @@ impl Pair {
                 self.sides[1 - me].expected.push_back((number, len));
                 Ok(true)
             }
-            Err((refusal, user)) => {
-                if user != number || side.endpoint.flow_state() != before {
+            Err(CallRefused { cause: refusal, user }) => {
+                if user != number || side.flow.state() != before {
                     return Err(format!("refusal {refusal} changed the state"));
                 }
                 match refusal {
@@ -132,15 +132,18 @@ impl Pair {
             len = too_long;
             token
         } else {
-            let before = side.endpoint.flow_state();
-            match side.endpoint.reply(Content::Bytes, token, too_long) {
-                Err((ReplyError::TooLong { .. }, token)) if side.endpoint.flow_state() == before => token,
+            let before = side.flow.state();
+            match side.flow.reply(Content::Bytes, token, too_long) {
+                Err(ReplyRefused { cause: ReplyError::TooLong { .. }, token })
+                    if side.flow.state() == before =>
+                {
+                    token
+                }
                 other => return Err(format!("a reply longer than allowed: {other:?}")),
             }
         };
-        let direct = number.is_multiple_of(5) && side.endpoint.can_send_payload_directly();
-        let placement =
-            side.endpoint.reply(Content::Bytes, token, len).map_err(|(error, _)| error.to_string())?;
+        let direct = number.is_multiple_of(5) && side.flow.can_send_payload_directly();
+        let placement = side.flow.reply(Content::Bytes, token, len).map_err(|refused| refused.to_string())?;
         self.write(me, &placement, &pattern(number, 2, len), direct);
         Ok(())
     }
@@ -150,7 +153,7 @@ impl Pair {
         let side = &mut self.sides[me];
         write(&mut side.staging, placement.offset, &placement.header.encode());
         if direct {
-            side.endpoint.payload_sent_directly(placement);
+            side.flow.payload_sent_directly(placement);
             self.sides[1 - me].link.push_back((placement.payload_offset(), payload.to_vec(), None));
         } else {
             write(&mut side.staging, placement.payload_offset(), payload);
@@ -159,15 +162,15 @@ impl Pair {
 
     pub(super) fn release(&mut self, me: usize, index: usize) -> Outcome {
         let side = &mut self.sides[me];
-        let (space, offset, bytes) = side.held.swap_remove(index);
+        let (space, offset, bytes) = side.retained.swap_remove(index);
         if side.ring[offset..][..bytes.len()] != bytes {
             return Err("a message changed before it was released".into());
         }
         let again = space.duplicate();
-        if !side.endpoint.release(space) && self.broken_rule != Some(BrokenRule::ReleaseOnParse) {
-            return Err("a held message was not held".into());
+        if !side.flow.release(space) && self.broken_rule != Some(BrokenRule::ReleaseOnParse) {
+            return Err("a retained message was not retained".into());
         }
-        if side.endpoint.release(again) {
+        if side.flow.release(again) {
             return Err("a message was released twice".into());
         }
         Ok(())
@@ -176,10 +179,10 @@ impl Pair {
     /// Posts the next WRITE. Returns false if there is nothing to post.
     pub(super) fn post(&mut self, me: usize) -> bool {
         let side = &mut self.sides[me];
-        let Some(next) = side.endpoint.next_write() else { return false };
-        assert_eq!(side.endpoint.next_write(), Some(next), "the same until it is posted");
+        let Some(next) = side.flow.next_write() else { return false };
+        assert_eq!(side.flow.next_write(), Some(next), "the same until it is posted");
         let bytes = next.bytes(&mut side.staging);
-        side.endpoint.write_posted(&next);
+        side.flow.write_posted(&next);
         side.writes[next.kind() as usize] += 1;
         self.sides[1 - me].link.push_back((next.offset, bytes, Some(next.imm)));
         true
@@ -187,9 +190,9 @@ impl Pair {
 
     /// The device refuses the next WRITE for now: it stays the next one to post.
     pub(super) fn fail_post(&mut self, me: usize) -> Outcome {
-        let endpoint = &mut self.sides[me].endpoint;
-        let refused = endpoint.next_write();
-        if endpoint.next_write() != refused {
+        let flow = &mut self.sides[me].flow;
+        let refused = flow.next_write();
+        if flow.next_write() != refused {
             return Err("a WRITE that was not posted changed".into());
         }
         Ok(())
@@ -199,10 +202,10 @@ impl Pair {
     pub(super) fn deliver_write(&mut self, me: usize) -> Outcome {
         let side = &mut self.sides[me];
         let Some((offset, bytes, imm)) = side.link.pop_front() else { return Ok(()) };
-        for (_, held, copy) in &side.held {
-            let header = held - wire::HEADER_SIZE;
-            if offset < held + copy.len() && header < offset + bytes.len() {
-                return Err("a WRITE overwrote a message that is held".into());
+        for (_, retained, copy) in &side.retained {
+            let header = retained - wire::HEADER_SIZE;
+            if offset < retained + copy.len() && header < offset + bytes.len() {
+                return Err("a WRITE overwrote a message that is retained".into());
             }
         }
         write(&mut side.ring, offset, &bytes);
@@ -213,19 +216,19 @@ impl Pair {
     /// Takes the oldest completion, and publishes the consumer position.
     pub(super) fn poll(&mut self, me: usize) -> Outcome {
         let side = &mut self.sides[me];
-        let PairPeer { endpoint, ring, staging, completions, expected, waiting, held, unanswered, .. } = side;
+        let PairPeer { flow, ring, staging, completions, expected, waiting, retained, unanswered, .. } = side;
         if let Some(imm) = completions.pop_front() {
             let text = |violation: Violation| violation.to_string();
-            let offset = endpoint.announced_batch(0).start;
+            let offset = flow.announced_batch(0).start;
             // The bytes of some compact batches come with the completion. The ring has others by the time they are looked at.
             let inline = imm & COMPACT_FLAG != 0 && imm.is_multiple_of(2);
             let copy = ring[offset..].iter().copied().take(64).collect::<Vec<u8>>();
             let front = copy.as_slice().load_words(0);
             match inline {
-                true => endpoint.accept(imm, &front).map_err(text)?,
-                false => endpoint.accept(imm, ring.as_slice()).map_err(text)?,
+                true => flow.accept(imm, &front).map_err(text)?,
+                false => flow.accept(imm, ring.as_slice()).map_err(text)?,
             }
-            while let Some(message) = endpoint.next_message(ring.as_slice()).map_err(text)? {
+            while let Some(message) = flow.next_message(ring.as_slice()).map_err(text)? {
                 let (Message::Request { offset: at, len, .. } | Message::Response { offset: at, len, .. }) =
                     message;
                 let bytes = ring[at..][..len].to_vec();
@@ -233,7 +236,7 @@ impl Pair {
                     if at != offset + COMPACT_HEAD_SIZE || bytes != copy[COMPACT_HEAD_SIZE..][..len] {
                         return Err(format!("the payload of a compact batch is at {at}"));
                     }
-                    endpoint.pass();
+                    flow.finish_message();
                 }
                 match message {
                     Message::Request { reply_token, .. } => {
@@ -241,16 +244,16 @@ impl Pair {
                         if len != made || bytes != pattern(number, 1, len) {
                             return Err(format!("request {number} has wrong bytes"));
                         }
-                        // Some requests are answered while they are lent.
+                        // Some requests are answered while they are current.
                         if number.is_multiple_of(4) && self.broken_rule.is_none() {
                             let len = (reply_token.max_len() / 2) as usize;
-                            let reply = endpoint.reply(Content::Bytes, reply_token, len);
-                            let reply = reply.map_err(|(error, _)| error.to_string())?;
+                            let reply = flow.reply(Content::Bytes, reply_token, len);
+                            let reply = reply.map_err(|refused| refused.to_string())?;
                             write(staging, reply.offset, &reply.header.encode());
                             write(staging, reply.payload_offset(), &pattern(number, 2, len));
                             continue;
                         }
-                        held.extend(endpoint.hold().map(|space| (space, at, bytes)));
+                        retained.extend(flow.retain().map(|space| (space, at, bytes)));
                         unanswered.push((reply_token, number));
                     }
                     Message::Response { user, .. } => {
@@ -261,14 +264,14 @@ impl Pair {
                             return Err(format!("the response to {number} has wrong bytes"));
                         }
                         if !number.is_multiple_of(3) || self.broken_rule.is_some() {
-                            held.extend(endpoint.hold().map(|space| (space, at, bytes)));
+                            retained.extend(flow.retain().map(|space| (space, at, bytes)));
                         }
                         side.answered += 1;
                     }
                 }
             }
         }
-        side.word = side.endpoint.consumer_position();
+        side.word = side.flow.consumer_position();
         Ok(())
     }
 
@@ -277,8 +280,8 @@ impl Pair {
         let word = self.sides[1 - me].word;
         let side = &mut self.sides[me];
         match side.reading {
-            None if side.endpoint.needs_position_read() => {
-                side.endpoint.position_read_posted();
+            None if side.flow.needs_position_read() => {
+                side.flow.position_read_posted();
                 side.reading = Some(None);
                 side.reads += 1;
             }
@@ -286,7 +289,7 @@ impl Pair {
             Some(None) => side.reading = Some(Some(word)),
             Some(Some(word)) => {
                 side.reading = None;
-                side.endpoint.position_read_done(word).map_err(|violation| violation.to_string())?;
+                side.flow.position_read_done(word).map_err(|violation| violation.to_string())?;
             }
         }
         Ok(())
@@ -295,11 +298,11 @@ impl Pair {
     /// What holds after every step.
     pub(super) fn check(&mut self) -> Outcome {
         for me in [0, 1] {
-            let flow = self.sides[me].endpoint.flow_state();
+            let flow = self.sides[me].flow.state();
             if !flow.invariant_holds() {
                 return Err(format!("in_flight + 2R <= C is broken at side {me}: {flow:?}"));
             }
-            if self.sides[me].endpoint.remote_consumer() > self.sides[1 - me].endpoint.consumer_position() {
+            if self.sides[me].flow.remote_consumer() > self.sides[1 - me].flow.consumer_position() {
                 return Err(format!("side {me} believes that its peer has released more than it has"));
             }
         }
@@ -325,7 +328,7 @@ impl Pair {
                 self.check()?;
             }
             for _ in 0..3 {
-                moved |= self.sides[me].reading.is_some() || self.sides[me].endpoint.needs_position_read();
+                moved |= self.sides[me].reading.is_some() || self.sides[me].flow.needs_position_read();
                 self.read(me)?;
             }
             moved |= !self.sides[me].link.is_empty() || !self.sides[me].completions.is_empty();
@@ -340,8 +343,8 @@ impl Pair {
                     break;
                 }
             }
-            moved |= !self.sides[me].held.is_empty() || !self.sides[me].unanswered.is_empty();
-            while !self.sides[me].held.is_empty() {
+            moved |= !self.sides[me].retained.is_empty() || !self.sides[me].unanswered.is_empty();
+            while !self.sides[me].retained.is_empty() {
                 self.release(me, 0)?;
             }
             while !self.sides[me].unanswered.is_empty() {
@@ -363,8 +366,8 @@ impl Pair {
         }
         for me in [0, 1, 0, 1, 0, 1] {
             let (len, response) = {
-                let endpoint = &self.sides[me].endpoint;
-                (endpoint.max_request_len(), endpoint.max_response_len())
+                let flow = &self.sides[me].flow;
+                (flow.max_request_len(), flow.max_response_len())
             };
             let mut tries = 0;
             while !self.call(me, len, response)? {
@@ -378,8 +381,8 @@ impl Pair {
         }
         self.run_until_idle()?;
         for me in [0, 1] {
-            let (a, b) = (self.sides[me].endpoint.flow_state(), self.sides[1 - me].endpoint.flow_state());
-            if a.pending != 0 || a.credit_reserved != b.credit_available {
+            let (a, b) = (self.sides[me].flow.state(), self.sides[1 - me].flow.state());
+            if a.pending != 0 || a.credit_granted != b.credit_available {
                 return Err(format!("credit leaked between side {me} {a:?} and its peer {b:?}"));
             }
         }

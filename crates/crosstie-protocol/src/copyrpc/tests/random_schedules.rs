@@ -31,17 +31,16 @@ pub(super) fn run(pair: &mut Pair, steps: &[Step]) -> Outcome {
         let pick = |len: usize| usize::from(x) % len;
         match what {
             0..=7 => {
-                let endpoint = &pair.sides[me].endpoint;
-                let (len, response) =
-                    (length(endpoint.max_request_len(), x), length(endpoint.max_response_len(), y));
+                let flow = &pair.sides[me].flow;
+                let (len, response) = (length(flow.max_request_len(), x), length(flow.max_response_len(), y));
                 pair.call(me, len, response)?;
             }
             8..=13 if !pair.sides[me].unanswered.is_empty() => {
                 let index = pick(pair.sides[me].unanswered.len());
                 pair.reply(me, index, u64::from(y % 300))?;
             }
-            14..=18 if !pair.sides[me].held.is_empty() => {
-                let index = pick(pair.sides[me].held.len());
+            14..=18 if !pair.sides[me].retained.is_empty() => {
+                let index = pick(pair.sides[me].retained.len());
                 pair.release(me, index)?;
             }
             19..=22 => {

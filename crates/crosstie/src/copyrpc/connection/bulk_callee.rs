@@ -9,11 +9,11 @@ use crosstie_protocol::copyrpc::{
     Violation,
 };
 
-use super::{ConnectedState, Connection, ConnectionState};
+use super::{ConnectedState, ConnectionCore, ConnectionState};
 use crate::copyrpc::bulk_state::{
     BulkState, MAX_PIECES, OutgoingResponse, PIECE, QueuedPayload, QueuedRequest, ReadyRequest, bulk_limit,
 };
-use crate::copyrpc::error::{Failure, NotReplied};
+use crate::copyrpc::error::{Failure, NoReply, NotReplied};
 use crate::copyrpc::operation::{Operation, OperationPoster};
 use crate::copyrpc::region_pool::{NoRegion, PooledRegion};
 use crate::device::{Mr, OutOfRegion, PostError, RemoteAddr, SendOp};
@@ -34,8 +34,8 @@ impl<U> ConnectionState<U> {
         is_bulk: bool,
         reply_token: ReplyToken,
     ) -> Result<(), Failure> {
-        let mut hold = || {
-            let space = self.connected.as_mut().and_then(|connected| connected.protocol.hold());
+        let mut retain = || {
+            let space = self.connected.as_mut().and_then(|connected| connected.flow.retain());
             space.ok_or(Failure::Closed)
         };
         let limit = bulk_limit(&self.config);
@@ -50,7 +50,7 @@ impl<U> ConnectionState<U> {
                 None => QueuedPayload::Ring {
                     offset: offset + BULK_REQUEST_SIZE,
                     len: len - BULK_REQUEST_SIZE,
-                    space: hold()?,
+                    space: retain()?,
                 },
             };
             QueuedRequest {
@@ -59,7 +59,7 @@ impl<U> ConnectionState<U> {
                 payload,
             }
         } else {
-            let payload = QueuedPayload::Ring { offset, len, space: hold()? };
+            let payload = QueuedPayload::Ring { offset, len, space: retain()? };
             QueuedRequest { reply_token: Some(reply_token), response_buffer: None, payload }
         };
         self.bulk().queued_requests.push_back(request);
@@ -70,7 +70,7 @@ impl<U> ConnectionState<U> {
 impl<U> ConnectedState<U> {
     /// Places the message that announces a bulk response of so many bytes, or refuses a bulk request.
     fn announce_response(&mut self, token: ReplyToken, len: u32) -> Result<(), Failure> {
-        match self.protocol.reply(Content::Bulk, token, BULK_RESPONSE_SIZE) {
+        match self.flow.reply(Content::Bulk, token, BULK_RESPONSE_SIZE) {
             Ok(placement) => {
                 self.write_in_two_parts(&placement, &len.to_le_bytes(), &[]);
                 Ok(())
@@ -80,7 +80,7 @@ impl<U> ConnectedState<U> {
     }
 }
 
-impl<U> Connection<U> {
+impl<U> ConnectionCore<U> {
     /// Starts a response that is too long for the ring.
     #[cold]
     #[inline(never)]
@@ -89,21 +89,28 @@ impl<U> Connection<U> {
         token: ReplyToken,
         to: BulkMemory,
         payload: &[u8],
-    ) -> Result<(), (NotReplied, Option<ReplyToken>)> {
+    ) -> Result<(), NoReply> {
         let mut state = self.state.borrow_mut();
         if let Some(failure) = state.failure {
-            return Err((failure.into(), None));
+            return Err(NoReply::ended(failure));
         }
         if payload.len() > to.len as usize {
             let max = u64::from(to.len).max(token.max_len());
-            return Err((NotReplied::TooLong { len: payload.len(), max }, Some(token)));
+            return Err(NoReply {
+                cause: NotReplied::TooLong { len: payload.len(), max },
+                token: Some(token),
+            });
         }
         let pd = state.pd.clone();
         let bulk = state.bulk();
         let region = match bulk.outgoing_responses.take(&pd, payload.len()) {
             Ok(region) => region,
-            Err(NoRegion::InUse) => return Err((NotReplied::NoBulkMemory, Some(token))),
-            Err(NoRegion::NoMemory) => return Err((NotReplied::NoMemory, Some(token))),
+            Err(NoRegion::InUse) => {
+                return Err(NoReply { cause: NotReplied::NoBulkMemory, token: Some(token) });
+            }
+            Err(NoRegion::NoMemory) => {
+                return Err(NoReply { cause: NotReplied::NoMemory, token: Some(token) });
+            }
         };
         let copied = region.mr().write(0, payload);
         debug_assert!(copied.is_ok(), "regions are long enough");
@@ -166,7 +173,7 @@ impl<U> Connection<U> {
                     Ok(taken) => *region = Some(taken),
                     // A request that the application still has will return its region.
                     Err(NoRegion::InUse) => break,
-                    // Nothing that this connection holds will make room: the caller tries again later, and nobody waits for it.
+                    // Nothing of this connection will make room: the caller tries again later, and nobody waits for it.
                     Err(NoRegion::NoMemory) => {
                         if let Some(token) = request.reply_token.take() {
                             connected.announce_response(token, BULK_NO_MEMORY)?;

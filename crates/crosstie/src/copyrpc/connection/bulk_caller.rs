@@ -7,12 +7,12 @@
 use std::time::Instant;
 
 use crosstie_protocol::copyrpc::{
-    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkResponse, Content, Refusal, Violation, decode_bulk_response,
+    BULK_REQUEST_SIZE, BULK_RESPONSE_SIZE, BulkResponse, CallId, CallRefused, Content, Refusal, Violation,
+    decode_bulk_response,
 };
-use crosstie_protocol::key::Key;
 
-use super::{Arrival, BulkArrival, Connection, ConnectionState};
-use crate::copyrpc::error::{Failure, NotCalled};
+use super::{Arrival, BulkArrival, ConnectionCore, ConnectionState};
+use crate::copyrpc::error::{CallError, Failure, NotCalled};
 use crate::copyrpc::flush_policy::SendTiming;
 use crate::copyrpc::region_pool::{NoRegion, PooledRegion};
 use crate::device::Mr;
@@ -22,10 +22,6 @@ use crate::device::Mr;
 /// reservation would take credit that is rarely used.
 const RING_RESPONSE_DIVISOR: usize = 32;
 
-fn call_index(call: u32) -> usize {
-    Key::<16, 31>::from_bits(call).index() as usize
-}
-
 impl<U> ConnectionState<U> {
     /// Handles a call that the protocol refused: as a bulk call if it is too long for the ring, else as a refusal.
     #[cold]
@@ -34,15 +30,15 @@ impl<U> ConnectionState<U> {
         &mut self,
         refusal: Refusal,
         payload: &[u8],
-        allowance: usize,
+        response_len: usize,
         user: U,
         deadline: Option<Instant>,
-    ) -> Result<SendTiming, (NotCalled, U)> {
+    ) -> Result<SendTiming, CallError<U>> {
         let called = match refusal {
-            Refusal::TooLong { .. } | Refusal::AllowanceTooLong { .. } => {
-                self.call_bulk(payload, allowance, user, deadline)
+            Refusal::TooLong { .. } | Refusal::ResponseTooLong { .. } => {
+                self.call_bulk(payload, response_len, user, deadline)
             }
-            refusal => Err((refusal.into(), user)),
+            refusal => Err(CallError { cause: refusal.into(), user }),
         };
         if called.is_err() {
             self.position_reads.note_refusal();
@@ -53,41 +49,44 @@ impl<U> ConnectionState<U> {
     fn call_bulk(
         &mut self,
         payload: &[u8],
-        allowance: usize,
+        response_len: usize,
         user: U,
         deadline: Option<Instant>,
-    ) -> Result<(), (NotCalled, U)> {
-        let Some(connected) = &self.connected else { return Err((NotCalled::NotConnected, user)) };
+    ) -> Result<(), CallError<U>> {
+        let refused = |cause, user| Err(CallError { cause, user });
+        let Some(connected) = &self.connected else { return refused(NotCalled::NotConnected, user) };
         let (max_request, max_response) =
-            (connected.protocol.max_request_len(), connected.protocol.max_response_len());
+            (connected.flow.max_request_len(), connected.flow.max_response_len());
         let limit = connected.max_bulk as usize;
-        let needs_buffer = allowance > max_response;
+        let needs_buffer = response_len > max_response;
         // A short request follows the descriptor in the ring.
         let room = if needs_buffer { max_request.saturating_sub(BULK_REQUEST_SIZE) } else { max_request };
         let needs_region = payload.len() > room;
         if needs_region && payload.len() > limit {
-            return Err((Refusal::TooLong { len: payload.len(), max: room.max(limit) }.into(), user));
+            return refused(Refusal::TooLong { len: payload.len(), max: room.max(limit) }.into(), user);
         }
-        if needs_buffer && allowance > limit {
+        if needs_buffer && response_len > limit {
             let max = max_response.max(limit);
-            return Err((Refusal::AllowanceTooLong { len: allowance, max }.into(), user));
+            return refused(Refusal::ResponseTooLong { len: response_len, max }.into(), user);
         }
         let pd = self.pd.clone();
-        let (request, response) = (needs_region.then_some(payload.len()), needs_buffer.then_some(allowance));
+        let (request, response) =
+            (needs_region.then_some(payload.len()), needs_buffer.then_some(response_len));
         let regions = match self.bulk().take_call_regions(&pd, request, response) {
             Ok(regions) => regions,
-            Err(NoRegion::InUse) => return Err((Refusal::NoBulkMemory.into(), user)),
-            Err(NoRegion::NoMemory) => return Err((NotCalled::NoMemory, user)),
+            Err(NoRegion::InUse) => return refused(Refusal::NoBulkMemory.into(), user),
+            Err(NoRegion::NoMemory) => return refused(NotCalled::NoMemory, user),
         };
-        let Some(connected) = &mut self.connected else { return Err((NotCalled::NotConnected, user)) };
+        let Some(connected) = &mut self.connected else { return refused(NotCalled::NotConnected, user) };
         let in_ring: &[u8] = if needs_region { &[] } else { payload };
-        let ring_allowance = if needs_buffer { max_response / RING_RESPONSE_DIVISOR } else { allowance };
+        let ring_response_len =
+            if needs_buffer { max_response / RING_RESPONSE_DIVISOR } else { response_len };
         let len = BULK_REQUEST_SIZE + in_ring.len();
-        let (call, placement) = match connected.protocol.call(Content::Bulk, len, ring_allowance, user) {
+        let (call, placement) = match connected.flow.call(Content::Bulk, len, ring_response_len, user) {
             Ok(called) => called,
-            Err((refusal, user)) => {
+            Err(CallRefused { cause, user }) => {
                 self.bulk().put_back_call_regions(regions);
-                return Err((refusal.into(), user));
+                return refused(cause.into(), user);
             }
         };
         if let Some(region) = &regions.request {
@@ -99,7 +98,7 @@ impl<U> ConnectionState<U> {
         self.queue.account.counters.bulk_calls.add(1);
         let bulk = self.bulk();
         bulk.bulk_calls += 1;
-        bulk.call_regions[call_index(call.bits())] = Some(regions);
+        bulk.call_regions[call.index()] = Some(regions);
         Ok(())
     }
 
@@ -109,14 +108,14 @@ impl<U> ConnectionState<U> {
     pub(super) fn accept_bulk_response(
         &mut self,
         ring: &Mr,
-        call: u32,
+        call: CallId,
         user: Option<U>,
         offset: usize,
         len: usize,
         is_bulk: bool,
     ) -> Result<Arrival<U>, Failure> {
         let bulk = self.bulk();
-        let mut regions = bulk.call_regions.get_mut(call_index(call)).and_then(Option::take);
+        let mut regions = bulk.call_regions.get_mut(call.index()).and_then(Option::take);
         bulk.bulk_calls -= usize::from(regions.is_some());
         if !is_bulk {
             regions.into_iter().for_each(|regions| bulk.put_back_call_regions(regions));
@@ -148,7 +147,7 @@ impl<U> ConnectionState<U> {
     }
 }
 
-impl<U> Connection<U> {
+impl<U> ConnectionCore<U> {
     /// Takes back the region of a bulk response that the application has seen.
     pub(in crate::copyrpc) fn put_back_response(&self, region: PooledRegion) {
         if let Some(bulk) = &mut self.state.borrow_mut().bulk {

@@ -1,4 +1,4 @@
-//! One connection: its queue pair, its rings, and the protocol that decides what goes where.
+//! The state of one connection: its queue pair, its rings, and the [`Flow`] that decides what goes where.
 //!
 //! - `mod.rs`: connect, call, reply, receive, fail.
 //! - `posting.rs`: what is posted, by the rules of [`flush_policy`], and what its completions mean.
@@ -9,7 +9,7 @@
 //!
 //! A connection never calls into its context. The context polls the completion queues and decides when to flush.
 //!
-//! From the moment a failure is found ([`Connection::stop_receiving`]), nothing that the peer has written is parsed any more: not the
+//! From the moment a failure is found ([`ConnectionCore::stop_receiving`]), nothing that the peer has written is parsed any more: not the
 //! rest of the batch, and not the batches behind it. So what was attached to a call is returned exactly once, by `fail`.
 
 mod bulk_callee;
@@ -26,15 +26,16 @@ use std::time::Instant;
 
 use crosstie_protocol::copyrpc::wire::ConnectInfo;
 use crosstie_protocol::copyrpc::{
-    Content, Endpoint as Protocol, FlowParams, HeldSpace, Message, ReplyError, ReplyToken, RingBytes,
+    CallRefused, Content, Flow, FlowParams, Message, ReplyError, ReplyRefused, ReplyToken, RetainedSpace,
+    RingBytes,
 };
 
-use super::address::{EndpointAddress, EndpointId};
+use super::address::{ConnectionAddress, ConnectionId};
 use super::bulk_state::{BulkState, agreed_bulk_limit, bulk_limit};
-use super::config::EndpointConfig;
+use super::config::ConnectionConfig;
 use super::counters::RunningCounters;
 use super::deadlines::Deadlines;
-use super::error::{CallFailed, ConnectError, Failure, NotCalled, NotReplied};
+use super::error::{CallError, CallFailed, ConnectError, Failure, NoReply, NotCalled, NotReplied};
 use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
 use super::operation::RawCompletion;
 use super::receive_policy::MAX_LINES_AHEAD;
@@ -46,8 +47,8 @@ use position_reads::PositionReads;
 pub(super) use posting::FlushOutcome;
 pub(super) use send_queue::SendQueue;
 
-/// A connection, shared by its endpoint, its requests and its context.
-pub(super) struct Connection<U> {
+/// The state of a connection, shared by its [`Connection`](super::Connection), its requests and its context.
+pub(super) struct ConnectionCore<U> {
     /// Index and generation in the context's table.
     pub(super) key: u32,
     pub(super) qp_num: u32,
@@ -68,7 +69,7 @@ struct ConnectionState<U> {
     own_position: Mr,
     /// Where a READ of the peer's consumer position goes.
     peer_position: Mr,
-    config: EndpointConfig,
+    config: ConnectionConfig,
     connected: Option<ConnectedState<U>>,
     failure: Option<Failure>,
     /// Polls that have delayed the open batch, and since when.
@@ -89,7 +90,7 @@ struct ConnectionState<U> {
 
 /// What exists once the peer's address is known.
 struct ConnectedState<U> {
-    protocol: Protocol<U>,
+    flow: Flow<U>,
     /// The longest bulk payload of this connection; zero if it carries none.
     max_bulk: u32,
     /// The staging ring: batches are built here at the offsets that they will have in the peer's ring.
@@ -104,14 +105,14 @@ struct ConnectedState<U> {
 }
 
 impl RingBytes for RingRegion {
-    #[inline(always)]
+    #[inline]
     fn load_words(&self, offset: usize) -> [u64; 2] {
         // The protocol stays inside the ring, whose size it knows.
         RingRegion::load_words(self, offset)
     }
 }
 
-/// A message that has arrived. Its payload is lent: in the ring, or in the completion that it came with.
+/// A message that has arrived. Its payload is in the ring, or in the completion that it came with, until the next one is asked for.
 pub(super) enum Arrival<U> {
     Request {
         reply_token: ReplyToken,
@@ -137,15 +138,15 @@ pub(super) enum BulkArrival<U> {
     RequestQueued,
 }
 
-impl<U> Connection<U> {
+impl<U> ConnectionCore<U> {
     pub(super) fn new(
         key: u32,
         pd: &Rc<Pd>,
         qp: RcQp,
         max_inline: u32,
-        config: EndpointConfig,
+        config: ConnectionConfig,
         counters: &Rc<RunningCounters>,
-    ) -> Result<Connection<U>, DeviceError> {
+    ) -> Result<ConnectionCore<U>, DeviceError> {
         let ring = pd.allocate(config.ring, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let own_position = pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let peer_position = pd.allocate(8, Access::LOCAL_WRITE)?;
@@ -167,7 +168,7 @@ impl<U> Connection<U> {
             raw_completions: VecDeque::new(),
             unreported_user: None,
         };
-        Ok(Connection {
+        Ok(ConnectionCore {
             key,
             qp_num,
             ring: RingRegion::new(ring),
@@ -178,7 +179,7 @@ impl<U> Connection<U> {
         })
     }
 
-    pub(super) fn address(&self) -> EndpointAddress {
+    pub(super) fn address(&self) -> ConnectionAddress {
         let state = self.state.borrow();
         let (ring, position) = (self.ring.remote(), state.own_position.remote());
         let info = ConnectInfo {
@@ -190,13 +191,13 @@ impl<U> Connection<U> {
             consumer_rkey: position.rkey,
             bulk_limit: u64::from(bulk_limit(&state.config)),
         };
-        EndpointAddress::new(state.queue.qp.address(), &info)
+        ConnectionAddress::new(state.queue.qp.address(), &info)
     }
 
     pub(super) fn connect(
         &self,
         pd: &Pd,
-        peer: &EndpointAddress,
+        peer: &ConnectionAddress,
         connect: &ConnectConfig,
     ) -> Result<(), ConnectError> {
         let mut state = self.state.borrow_mut();
@@ -212,7 +213,7 @@ impl<U> Connection<U> {
             pending_calls: state.config.pending_calls,
             compact: flush_policy::sends_compact(state.queue.account.max_inline),
         };
-        let protocol = Protocol::new(&params)?;
+        let flow = Flow::new(&params)?;
         let limit = state.config.max_peer_ring.max(self.ring.len()) as u64;
         if info.ring_size > limit {
             return Err(ConnectError::PeerRing { size: info.ring_size, limit });
@@ -222,10 +223,10 @@ impl<U> Connection<U> {
         state.queue.qp.connect(&peer.qp(), &connect)?;
         let peer_ring = RemoteAddr { addr: info.ring_addr, rkey: info.ring_rkey };
         let peer_word = RemoteAddr { addr: info.consumer_addr, rkey: info.consumer_rkey };
-        let max_bulk = agreed_bulk_limit(&state.config, &info, &protocol);
+        let max_bulk = agreed_bulk_limit(&state.config, &info, &flow);
         let batch_ends = [0; BATCHES_AHEAD];
         state.connected = Some(ConnectedState {
-            protocol,
+            flow,
             max_bulk,
             staging,
             peer_ring,
@@ -241,23 +242,26 @@ impl<U> Connection<U> {
     pub(super) fn call(
         &self,
         payload: &[u8],
-        allowance: usize,
+        response_len: usize,
         user: U,
         deadline: Option<Instant>,
         may_go_alone: bool,
-    ) -> Result<SendTiming, (NotCalled, U)> {
+    ) -> Result<SendTiming, CallError<U>> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let (Some(connected), None) = (&mut state.connected, state.failure) else {
-            return Err((state.failure.map_or(NotCalled::NotConnected, NotCalled::Failed), user));
+            let cause = state.failure.map_or(NotCalled::NotConnected, NotCalled::Failed);
+            return Err(CallError { cause, user });
         };
-        let goes_alone = may_go_alone && connected.protocol.is_only_call();
-        match connected.protocol.call(Content::Bytes, payload.len(), allowance, user) {
+        let goes_alone = may_go_alone && connected.flow.is_only_call();
+        match connected.flow.call(Content::Bytes, payload.len(), response_len, user) {
             Ok((call, placement)) => {
                 state.deadlines.record(call, deadline, state.config.pending_calls);
                 Ok(connected.send(&mut state.queue, &placement, payload, goes_alone))
             }
-            Err((refusal, user)) => state.call_after_refusal(refusal, payload, allowance, user, deadline),
+            Err(CallRefused { cause, user }) => {
+                state.call_after_refusal(cause, payload, response_len, user, deadline)
+            }
         }
     }
 
@@ -266,25 +270,24 @@ impl<U> Connection<U> {
     pub(super) fn reply(
         &self,
         token: ReplyToken,
-        space: &mut Option<HeldSpace>,
+        space: &mut Option<RetainedSpace>,
         payload: &[u8],
-    ) -> Result<SendTiming, (NotReplied, Option<ReplyToken>)> {
+    ) -> Result<SendTiming, NoReply> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let (Some(connected), None) = (&mut state.connected, state.failure) else {
-            return Err((state.failure.unwrap_or(Failure::Closed).into(), None));
+            return Err(NoReply::ended(state.failure.unwrap_or(Failure::Closed)));
         };
-        let goes_alone =
-            flush_policy::may_go_alone(payload.len()) && connected.protocol.is_last_reply(&token);
-        let placement = match connected.protocol.reply(Content::Bytes, token, payload.len()) {
+        let goes_alone = flush_policy::may_go_alone(payload.len()) && connected.flow.is_last_reply(&token);
+        let placement = match connected.flow.reply(Content::Bytes, token, payload.len()) {
             Ok(placement) => placement,
-            Err((ReplyError::TooLong { len, max }, token)) => {
-                return Err((NotReplied::TooLong { len, max }, Some(token)));
+            Err(ReplyRefused { cause: ReplyError::TooLong { len, max }, token }) => {
+                return Err(NoReply { cause: NotReplied::TooLong { len, max }, token: Some(token) });
             }
-            Err(_) => return Err((Failure::Closed.into(), None)),
+            Err(_) => return Err(NoReply::ended(Failure::Closed)),
         };
         if let Some(space) = space.take() {
-            connected.protocol.release(space);
+            connected.flow.release(space);
         }
         let timing = connected.send(&mut state.queue, &placement, payload, goes_alone);
         if timing == SendTiming::Sent {
@@ -310,16 +313,16 @@ impl<U> Connection<U> {
         state.received_since_probe = true;
         let Some(connected) = &mut state.connected else { return Ok(()) };
         let accepted = match head {
-            Some(head) => connected.protocol.accept(imm, head),
+            Some(head) => connected.flow.accept(imm, head),
             None => {
                 // All lines at once: one after the other, each of them would come from the cache of the sender while nothing else
                 // is done.
-                let batch = connected.protocol.announced_batch(imm);
+                let batch = connected.flow.announced_batch(imm);
                 let end = batch.end.min(batch.start + MAX_LINES_AHEAD * CACHE_LINE);
                 for at in (batch.start..end).step_by(CACHE_LINE) {
                     prefetch::for_read(self.ring.as_ptr().wrapping_add(at));
                 }
-                connected.protocol.accept(imm, &self.ring)
+                connected.flow.accept(imm, &self.ring)
             }
         };
         accepted.map_err(Failure::Violation)
@@ -329,14 +332,14 @@ impl<U> Connection<U> {
     /// at once.
     #[inline(always)]
     pub(super) fn next_message(&self, is_copied: bool) -> Result<Option<Arrival<U>>, Failure> {
-        // Otherwise a callback has closed the endpoint, or a post of the callback has failed.
+        // A callback may have closed the connection, or a post of the callback has failed.
         if self.has_stopped_receiving() {
             return Ok(None);
         }
         let mut guard = self.state.borrow_mut();
         let state = &mut *guard;
         let Some(connected) = &mut state.connected else { return Ok(None) };
-        let Some(message) = connected.protocol.next_message(&self.ring).map_err(Failure::Violation)? else {
+        let Some(message) = connected.flow.next_message(&self.ring).map_err(Failure::Violation)? else {
             return Ok(None);
         };
         let arrival = match message {
@@ -352,11 +355,11 @@ impl<U> Connection<U> {
             }
             Message::Request { reply_token, offset, len, is_bulk } => {
                 let message = Message::Request { reply_token, offset, len, is_bulk };
-                state.receive_beside_bulk(&self.ring, message)
+                state.receive_with_bulk(&self.ring, message)
             }
             Message::Response { call, user, offset, len, is_bulk } => {
                 let message = Message::Response { call, user, offset, len, is_bulk };
-                state.receive_beside_bulk(&self.ring, message)
+                state.receive_with_bulk(&self.ring, message)
             }
         };
         if let Some(connected) = &mut state.connected {
@@ -366,34 +369,34 @@ impl<U> Connection<U> {
     }
 
     /// Whether a flush may have something to do though no message was placed.
-    #[inline(always)]
+    #[inline]
     pub(super) fn may_have_news(&self) -> bool {
         let state = self.state.borrow();
-        state.connected.as_ref().is_some_and(|connected| connected.protocol.may_have_news())
+        state.connected.as_ref().is_some_and(|connected| connected.flow.may_have_news())
     }
 
-    /// Holds the ring space of the message that was returned last.
-    pub(super) fn hold(&self) -> Option<HeldSpace> {
-        self.state.borrow_mut().connected.as_mut()?.protocol.hold()
+    /// Retains the ring space of the message that was returned last.
+    pub(super) fn retain(&self) -> Option<RetainedSpace> {
+        self.state.borrow_mut().connected.as_mut()?.flow.retain()
     }
 
-    /// Ends the loan of the message that was returned last, before the next one is asked for.
-    pub(super) fn pass(&self) {
+    /// Frees the ring space of the message that was returned last, before the next one is asked for. Not if it is retained.
+    pub(super) fn finish_message(&self) {
         if let Some(connected) = &mut self.state.borrow_mut().connected {
-            connected.protocol.pass();
+            connected.flow.finish_message();
         }
     }
 
     /// Whether the batch that was accepted last has no further message.
     pub(super) fn batch_ended(&self) -> bool {
         let state = self.state.borrow();
-        state.connected.as_ref().is_none_or(|connected| connected.protocol.batch_ended())
+        state.connected.as_ref().is_none_or(|connected| connected.flow.batch_ended())
     }
 
     #[inline]
-    pub(super) fn release(&self, space: HeldSpace) {
+    pub(super) fn release(&self, space: RetainedSpace) {
         if let Some(connected) = &mut self.state.borrow_mut().connected {
-            connected.protocol.release(space);
+            connected.flow.release(space);
         }
     }
 
@@ -420,9 +423,9 @@ impl<U> Connection<U> {
         state.queue.qp.fail().ok();
         state.deadlines = Deadlines::default();
         state.position_reads = PositionReads::new();
-        state.end_operations(EndpointId(self.key), cause);
+        state.end_operations(ConnectionId(self.key), cause);
         let unreported = state.unreported_user.take();
-        let pending = state.connected.as_mut().map(|connected| connected.protocol.abandon_all());
+        let pending = state.connected.as_mut().map(|connected| connected.flow.abandon_all());
         unreported.into_iter().chain(pending.into_iter().flatten()).collect()
     }
 
@@ -440,7 +443,7 @@ impl<U> Connection<U> {
     pub(super) fn pending_calls(&self) -> usize {
         let state = self.state.borrow();
         match &state.connected {
-            Some(connected) if state.failure.is_none() => connected.protocol.flow_state().pending,
+            Some(connected) if state.failure.is_none() => connected.flow.state().pending,
             _ => 0,
         }
     }
@@ -455,25 +458,25 @@ impl<U> Connection<U> {
         let state = &mut *state;
         let connected = state.connected.as_mut()?;
         while let Some(call) = state.deadlines.pop_expired(now) {
-            let user = connected.protocol.abandon(call);
+            let user = connected.flow.abandon(call);
             expired.extend(user.map(|user| (user, CallFailed::TimedOut)));
         }
-        state.deadlines.earliest(|call| connected.protocol.is_pending(call))
+        state.deadlines.earliest(|call| connected.flow.is_pending(call))
     }
 
     /// The longest request and the longest response.
     pub(super) fn max_lengths(&self) -> Option<(usize, usize)> {
         let state = self.state.borrow();
-        let ConnectedState { protocol, max_bulk, .. } = state.connected.as_ref()?;
-        let (request, response) = (protocol.max_request_len(), protocol.max_response_len());
+        let ConnectedState { flow, max_bulk, .. } = state.connected.as_ref()?;
+        let (request, response) = (flow.max_request_len(), flow.max_response_len());
         Some((request.max(*max_bulk as usize), response.max(*max_bulk as usize)))
     }
 
     /// The longest request and the longest response that travel in the rings.
     pub(super) fn max_ring_lengths(&self) -> Option<(usize, usize)> {
         let state = self.state.borrow();
-        let protocol = &state.connected.as_ref()?.protocol;
-        Some((protocol.max_request_len(), protocol.max_response_len()))
+        let flow = &state.connected.as_ref()?.flow;
+        Some((flow.max_request_len(), flow.max_response_len()))
     }
 }
 
@@ -482,7 +485,7 @@ impl<U> ConnectedState<U> {
     #[inline(always)]
     fn finish_copied(&mut self, is_copied: bool, own_position: &Mr) {
         if is_copied {
-            self.protocol.pass();
+            self.flow.finish_message();
             self.publish_position(own_position);
         }
     }
@@ -491,7 +494,7 @@ impl<U> ConnectedState<U> {
 impl<U> ConnectionState<U> {
     /// A message of a connection that has bulk messages: one of them, or one that may have to wait for one.
     #[inline(never)]
-    fn receive_beside_bulk(&mut self, ring: &RingRegion, message: Message<U>) -> Result<Arrival<U>, Failure> {
+    fn receive_with_bulk(&mut self, ring: &RingRegion, message: Message<U>) -> Result<Arrival<U>, Failure> {
         let (has_queued, has_calls) = self
             .bulk
             .as_ref()

@@ -2,7 +2,7 @@
 //!
 //! The first READ after a refused call is posted at once. As long as READs find that the peer has released nothing, the delay
 //! before the next one doubles, from [`MIN_DELAY`] to [`MAX_DELAY`]. After [`MAX_READS`] of them without another refused call
-//! nobody wants the room any more, and they stop. So a peer that holds its ring costs a waiting caller next to nothing, and the
+//! nobody wants the room any more, and they stop. So a peer that releases nothing costs a waiting caller next to nothing, and the
 //! room is found at most [`MAX_DELAY`] after the peer has released it.
 
 use std::time::{Duration, Instant};

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use super::position_reads::ReadTime;
 use super::send_queue::{Poster, SendAccount, SendQueue};
-use super::{ConnectedState, Connection, ConnectionState};
-use crate::copyrpc::address::EndpointId;
+use super::{ConnectedState, ConnectionCore, ConnectionState};
+use crate::copyrpc::address::ConnectionId;
 use crate::copyrpc::error::Failure;
 use crate::copyrpc::flush_policy::{self, BATCHES_AHEAD, MAX_INLINE_BATCH, SendTiming};
 use crate::copyrpc::wr_id::SendKind;
@@ -31,7 +31,7 @@ pub(in crate::copyrpc) enum FlushOutcome {
 
 const OUTSIDE: PostError = PostError::Invalid("a batch outside of its ring");
 
-impl<U> Connection<U> {
+impl<U> ConnectionCore<U> {
     /// Posts everything that is due. `may_delay`: a small batch may wait for the next poll.
     #[inline]
     pub(in crate::copyrpc) fn flush(&self, may_delay: bool) -> Result<FlushOutcome, Failure> {
@@ -61,7 +61,7 @@ impl<U> Connection<U> {
         let mut outcome = FlushOutcome::Done;
         let SendQueue { qp, account } = &mut state.queue;
         qp.post_batch(|batch| {
-            while let Some(write) = connected.protocol.next_write() {
+            while let Some(write) = connected.flow.next_write() {
                 match connected.post(batch, account, &write, None) {
                     Ok(()) => {}
                     Err(PostError::Full) => {
@@ -75,8 +75,8 @@ impl<U> Connection<U> {
         })
         .map_err(Failure::Refused)?;
         connected.publish_position(&state.own_position);
-        if connected.protocol.needs_position_read() {
-            match state.position_reads.time(connected.protocol.progress().released) {
+        if connected.flow.needs_position_read() {
+            match state.position_reads.time(connected.flow.progress().released) {
                 ReadTime::Now if !state.read_peer_position()? => outcome = FlushOutcome::AwaitsCompletions,
                 ReadTime::Later if outcome == FlushOutcome::Done => outcome = FlushOutcome::ReadsLater,
                 _ => {}
@@ -113,11 +113,11 @@ impl<U> Connection<U> {
                 // the Release fence of the peer in `publish_position`.
                 fence(Ordering::Acquire);
                 let Some(connected) = &mut state.connected else { return Ok(false) };
-                connected.protocol.position_read_done(word).map_err(Failure::Violation)?;
-                let is_wanted = connected.protocol.needs_position_read();
-                return Ok(state.position_reads.done(connected.protocol.progress().released, is_wanted));
+                connected.flow.position_read_done(word).map_err(Failure::Violation)?;
+                let is_wanted = connected.flow.needs_position_read();
+                return Ok(state.position_reads.done(connected.flow.progress().released, is_wanted));
             }
-            SendKind::Operation(key) => state.complete_operation(EndpointId(self.key), key),
+            SendKind::Operation(key) => state.complete_operation(ConnectionId(self.key), key),
         }
         Ok(true)
     }
@@ -134,8 +134,8 @@ impl<U> ConnectionState<U> {
             Err(PostError::Full) => return Ok(false),
             Err(error) => return Err(Failure::Refused(error)),
         }
-        connected.protocol.position_read_posted();
-        self.position_reads.posted(connected.protocol.progress().released);
+        connected.flow.position_read_posted();
+        self.position_reads.posted(connected.flow.progress().released);
         self.queue.account.counters.reads.add(1);
         Ok(true)
     }
@@ -161,19 +161,18 @@ impl<U> ConnectedState<U> {
         }
         self.write(placement, payload);
         // A batch is sealed by a payload that was posted directly, or by the end of the ring.
-        let is_sealed = !self.protocol.can_send_payload_directly();
-        flush_policy::send_timing(self.protocol.open_batch_messages(), is_sealed)
+        let is_sealed = !self.flow.can_send_payload_directly();
+        flush_policy::send_timing(self.flow.open_batch_messages(), is_sealed)
     }
 
     /// Posts the message that was placed last, whose payload is not in the staging ring. False if it is not a compact batch, or cannot be
     /// posted now; a later flush finds out why.
-    // Never inline: what joins a batch should not pay for it, and it has the registers for itself.
     #[inline(never)]
     fn post_alone(&mut self, queue: &mut SendQueue, payload: &[u8]) -> bool {
         if self.is_delayed(0) {
             return false;
         }
-        let Some(write) = self.protocol.next_write() else { return false };
+        let Some(write) = self.flow.next_write() else { return false };
         let SendQueue { qp, account } = queue;
         write.compact.is_some() && self.post(qp, account, &write, Some(payload)).is_ok()
     }
@@ -205,12 +204,12 @@ impl<U> ConnectedState<U> {
             }
             None => self.post_staged(poster, account, op, write)?,
         }
-        self.protocol.write_posted(write);
+        self.flow.write_posted(write);
         match write.kind() {
             WriteKind::Batch => {
                 account.counters.count_batch(write.metadata.message_count);
                 self.batch_ends.rotate_left(1);
-                self.batch_ends[BATCHES_AHEAD - 1] = self.protocol.progress().posted;
+                self.batch_ends[BATCHES_AHEAD - 1] = self.flow.progress().posted;
             }
             WriteKind::Wrap => account.counters.wraps.add(1),
             WriteKind::Credit => account.counters.credit_batches.add(1),
@@ -249,7 +248,7 @@ impl<U> ConnectedState<U> {
     ) -> bool {
         let SendQueue { qp, account } = queue;
         let op = SendOp::Write(self.peer_ring_at(placement.payload_offset()));
-        if !self.protocol.can_send_payload_directly()
+        if !self.flow.can_send_payload_directly()
             || account.post_write(qp, op, Data::Inline(payload), payload.len()).is_err()
         {
             return false;
@@ -257,11 +256,11 @@ impl<U> ConnectedState<U> {
         account.counters.direct.add(1);
         let stored = self.staging.store(placement.offset, &placement.header.encode());
         debug_assert!(stored.is_ok(), "the protocol places messages inside the ring");
-        self.protocol.payload_sent_directly(placement);
+        self.flow.payload_sent_directly(placement);
         true
     }
 
-    #[inline(always)]
+    #[inline]
     fn peer_ring_at(&self, offset: usize) -> RemoteAddr {
         RemoteAddr { addr: self.peer_ring.addr + offset as u64, ..self.peer_ring }
     }
@@ -281,9 +280,9 @@ impl<U> ConnectedState<U> {
     }
 
     /// Stores the consumer position for the peer to READ, if it has moved.
-    #[inline(always)]
+    #[inline]
     pub(super) fn publish_position(&mut self, word: &Mr) {
-        let consumer = self.protocol.consumer_position();
+        let consumer = self.flow.consumer_position();
         if consumer == self.published_position {
             return;
         }
@@ -296,9 +295,9 @@ impl<U> ConnectedState<U> {
     }
 
     /// Whether a poll should delay the open batch, which it has delayed so many times.
-    #[inline(always)]
+    #[inline]
     fn is_delayed(&self, polls: u32) -> bool {
-        let messages = self.protocol.open_batch_messages();
-        flush_policy::is_delayed(messages, self.protocol.progress(), self.batch_ends[0], polls)
+        let messages = self.flow.open_batch_messages();
+        flush_policy::is_delayed(messages, self.flow.progress(), self.batch_ends[0], polls)
     }
 }

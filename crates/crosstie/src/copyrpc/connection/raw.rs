@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use super::{Connection, ConnectionState};
-use crate::copyrpc::address::EndpointId;
-use crate::copyrpc::error::{Failure, NotPosted};
+use super::{ConnectionCore, ConnectionState};
+use crate::copyrpc::address::ConnectionId;
+use crate::copyrpc::error::{Failure, NotPosted, RawError};
 use crate::copyrpc::operation::{Operation, OperationPoster, RawCompletion};
 use crate::copyrpc::wr_id::SendKind;
 use crate::device::{Mr, SendOp};
 
-impl<U> Connection<U> {
+impl<U> ConnectionCore<U> {
     /// Posts a READ or WRITE of the application.
     #[allow(
         clippy::result_large_err,
@@ -21,17 +21,17 @@ impl<U> Connection<U> {
         range: Range<usize>,
         region: Mr,
         token: u64,
-    ) -> Result<(), (NotPosted, Mr)> {
+    ) -> Result<(), RawError> {
         let mut state = self.state.borrow_mut();
         if let Some(failure) = state.failure {
-            return Err((failure.into(), region));
+            return Err(RawError { cause: failure.into(), region, token });
         }
         if state.connected.is_none() {
-            return Err((NotPosted::NotConnected, region));
+            return Err(RawError { cause: NotPosted::NotConnected, region, token });
         }
         state.bulk();
         let ConnectionState { queue, bulk: Some(bulk), .. } = &mut *state else {
-            return Err((NotPosted::NotConnected, region));
+            return Err(RawError { cause: NotPosted::NotConnected, region, token });
         };
         OperationPoster { queue, operations: &mut bulk.operations }.post_raw(op, range, region, token)
     }
@@ -48,15 +48,15 @@ impl<U> Connection<U> {
 
 impl<U> ConnectionState<U> {
     /// Applies the completion of an operation.
-    pub(super) fn complete_operation(&mut self, endpoint: EndpointId, key: u32) {
+    pub(super) fn complete_operation(&mut self, connection: ConnectionId, key: u32) {
         let ConnectionState { bulk: Some(bulk), queue, .. } = self else { return };
-        if bulk.complete_operation(endpoint, key) {
+        if bulk.complete_operation(connection, key) {
             queue.account.note_completed(SendKind::Operation(key));
         }
     }
 
     /// Ends all operations with the connection. The regions of the application's operations are returned.
-    pub(super) fn end_operations(&mut self, endpoint: EndpointId, cause: Failure) {
+    pub(super) fn end_operations(&mut self, connection: ConnectionId, cause: Failure) {
         let Some(mut bulk) = self.bulk.take() else { return };
         if bulk.operations.raw > 0 {
             // In the ERR state the device may still carry out what was posted; after a reset it does not. A queue pair that
@@ -64,9 +64,9 @@ impl<U> ConnectionState<U> {
             self.queue.qp.reset().ok();
         }
         let mut completions = std::mem::take(&mut bulk.raw_completions);
-        for operation in bulk.operations.drain() {
+        for operation in bulk.operations.into_operations() {
             if let Operation::Raw { token, region } = operation {
-                completions.push_back(RawCompletion { token, endpoint, region, result: Err(cause) });
+                completions.push_back(RawCompletion { token, connection, region, result: Err(cause) });
             }
         }
         // The regions of the pools are dropped with `bulk`, which ends their registration.

@@ -34,7 +34,7 @@ pub(super) trait Poster {
 }
 
 impl Poster for RcQp {
-    #[inline(always)]
+    #[inline]
     fn post(&mut self, wr: &SendWr<'_>) -> Result<Posted, PostError> {
         RcQp::post(self, wr)
     }

@@ -15,7 +15,7 @@ use crosstie_protocol::copyrpc::wire::{COMPACT_FLAG, COMPACT_HEAD_SIZE, MAX_COMP
 use super::receives::{Receives, recv_cq_depth};
 use super::request::PollHandler;
 use super::{ContextCore, PollState, RecvHandle};
-use crate::copyrpc::connection::{Arrival, BulkArrival, Connection};
+use crate::copyrpc::connection::{Arrival, BulkArrival, ConnectionCore};
 use crate::copyrpc::error::{CallFailed, Failure};
 use crate::copyrpc::flush_policy::{MAX_COMPACT_BATCH, SEND_DEPTH};
 use crate::copyrpc::payload::{Payload, ShortPayload};
@@ -52,10 +52,10 @@ impl CompletionQueues {
         device: &Device,
         pd: &Pd,
         receives: u32,
-        max_endpoints: usize,
+        max_connections: usize,
     ) -> Result<CompletionQueues, DeviceError> {
         let recv_cq = device.create_cq(&CqConfig { depth: recv_cq_depth(receives) })?;
-        let send_cq = device.create_cq(&CqConfig { depth: max_endpoints as u32 * SEND_DEPTH })?;
+        let send_cq = device.create_cq(&CqConfig { depth: max_connections as u32 * SEND_DEPTH })?;
         Ok(CompletionQueues {
             paused: Cell::new(NO_CONNECTION),
             send_completions: RefCell::new(Vec::with_capacity(MAX_COMPLETIONS)),
@@ -81,7 +81,7 @@ impl CompletionQueues {
     }
 
     /// Whether the last poll has left a part of a batch to the next one.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_paused(&self) -> bool {
         self.paused.get() != NO_CONNECTION
     }
@@ -109,7 +109,7 @@ struct CopiedBatch<'c> {
 }
 
 impl<'c> CopiedBatch<'c> {
-    #[inline(always)]
+    #[inline]
     fn new(imm: u32, completion: &'c Completion) -> Option<CopiedBatch<'c>> {
         let len = imm ^ COMPACT_FLAG;
         if len > MAX_COMPACT_PAYLOAD {
@@ -128,7 +128,7 @@ impl<U> ContextCore<U> {
     pub(super) fn poll_recv_cq(&self, state: &mut PollState<U>, handler: &mut impl PollHandler<U>) -> usize {
         let queues = &self.queues;
         if queues.is_paused() {
-            let responses = self.receive_rest(handler);
+            let responses = self.resume_batch(handler);
             state.forget_closed();
             return responses;
         }
@@ -154,7 +154,6 @@ impl<U> ContextCore<U> {
     }
 
     /// Receives all that has arrived, beginning with the completion that was taken.
-    // Never inline: the poll that finds nothing is short, and this has the registers for itself.
     #[inline(never)]
     fn receive_all(&self, state: &mut PollState<U>, handler: &mut impl PollHandler<U>) -> usize {
         let (queues, mut responses, mut taken) = (&self.queues, 0, 0);
@@ -189,7 +188,7 @@ impl<U> ContextCore<U> {
         handler: &mut impl PollHandler<U>,
     ) {
         let PollState { completion, recent, .. } = state;
-        let is_recent = |connection: &Rc<Connection<U>>| {
+        let is_recent = |connection: &Rc<ConnectionCore<U>>| {
             connection.qp_num == completion.qp_num && !connection.has_stopped_receiving()
         };
         if !recent.as_ref().is_some_and(is_recent) {
@@ -216,7 +215,7 @@ impl<U> ContextCore<U> {
 
     /// Receives what the last poll has left.
     #[inline(never)]
-    fn receive_rest(&self, handler: &mut impl PollHandler<U>) -> usize {
+    fn resume_batch(&self, handler: &mut impl PollHandler<U>) -> usize {
         let (key, mut responses) = (self.queues.paused.replace(NO_CONNECTION), 0);
         if let Some(connection) = self.connection_by_key(key)
             && let Err(failure) = self.receive_batch(&connection, None, None, false, &mut responses, handler)
@@ -232,7 +231,7 @@ impl<U> ContextCore<U> {
     #[inline(never)]
     fn receive_batch(
         &self,
-        connection: &Rc<Connection<U>>,
+        connection: &Rc<ConnectionCore<U>>,
         imm: Option<u32>,
         copied: Option<CopiedBatch<'_>>,
         may_pause: bool,
@@ -265,7 +264,7 @@ impl<U> ContextCore<U> {
                 break;
             }
             if *responses >= most || handler.has_enough() {
-                connection.pass();
+                connection.finish_message();
                 if !connection.batch_ended() {
                     self.queues.paused.set(connection.key);
                 }
@@ -283,7 +282,7 @@ impl<U> ContextCore<U> {
     #[inline(never)]
     fn receive_bulk(
         &self,
-        connection: &Rc<Connection<U>>,
+        connection: &Rc<ConnectionCore<U>>,
         arrival: BulkArrival<U>,
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
@@ -312,7 +311,7 @@ impl<U> ContextCore<U> {
 
     /// Collects queued requests that are complete now, and operations that have completed.
     #[cold]
-    pub(super) fn collect_ready(&self, connection: &Rc<Connection<U>>) {
+    pub(super) fn collect_ready(&self, connection: &Rc<ConnectionCore<U>>) {
         while let Some(completion) = connection.take_raw_completion() {
             self.counters.raw_completed.add(1);
             self.raw_completions.borrow_mut().push_back(completion);
@@ -324,12 +323,12 @@ impl<U> ContextCore<U> {
         }
     }
 
-    /// Whether a work request that asked for a completion may still have to complete, or, if `any`, an error of another one that was posted
+    /// Whether a work request that asked for a completion may still have to complete, or, if `or_error`, an error of another one that was posted
     /// since the last poll of the send CQ. (The check of the peers finds errors that come later.)
-    pub(super) fn expects_send_completion(&self, any: bool) -> bool {
+    pub(super) fn expects_send_completion(&self, or_error: bool) -> bool {
         let (queues, counters) = (&self.queues, &self.counters);
         counters.signaled.get() != queues.signaled_completed.get()
-            || any && counters.work_requests.get() != queues.posted_before_poll.get()
+            || or_error && counters.work_requests.get() != queues.posted_before_poll.get()
     }
 
     /// Polls the send CQ once. Returns whether it had completions, and whether the application should hear of any of them.

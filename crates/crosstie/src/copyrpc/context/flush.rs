@@ -10,12 +10,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::ContextCore;
-use crate::copyrpc::connection::{Connection, FlushOutcome};
+use crate::copyrpc::connection::{ConnectionCore, FlushOutcome};
 use crate::copyrpc::flush_policy::SendTiming;
 
 pub(super) struct FlushList<U> {
     /// Connections with something to post, each once.
-    connections: RefCell<Vec<Rc<Connection<U>>>>,
+    connections: RefCell<Vec<Rc<ConnectionCore<U>>>>,
     /// Whether the list is not empty. A cell of its own: most polls look at nothing else.
     has_connections: Cell<bool>,
     /// Whether a connection waits for completions.
@@ -31,12 +31,12 @@ impl<U> FlushList<U> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_connections(&self) -> bool {
         self.has_connections.get()
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn awaits_completions(&self) -> bool {
         self.awaits_completions.get()
     }
@@ -45,7 +45,7 @@ impl<U> FlushList<U> {
 impl<U> ContextCore<U> {
     /// Lets the next poll flush a connection.
     #[inline]
-    pub(super) fn schedule_flush(&self, connection: &Rc<Connection<U>>) {
+    pub(super) fn schedule_flush(&self, connection: &Rc<ConnectionCore<U>>) {
         if !connection.is_scheduled.replace(true) {
             self.flush_list.has_connections.set(true);
             self.flush_list.connections.borrow_mut().push(connection.clone());
@@ -54,7 +54,7 @@ impl<U> ContextCore<U> {
 
     /// Flushes a connection after a message was written: now, or with the next poll.
     #[inline(always)]
-    pub(super) fn flush_after_write(&self, connection: &Rc<Connection<U>>, timing: SendTiming) {
+    pub(super) fn flush_after_write(&self, connection: &Rc<ConnectionCore<U>>, timing: SendTiming) {
         match timing {
             SendTiming::Sent => return,
             SendTiming::WithNextPoll => {}
@@ -102,7 +102,7 @@ impl<U> ContextCore<U> {
     #[cold]
     fn collect_behind_refused(&self) {
         let connections = self.connections.borrow();
-        for connection in connections.iter().filter_map(|slot| slot.connection.as_ref()) {
+        for connection in connections.iter() {
             if connection.has_refused_request.take() {
                 self.collect_ready(connection);
             }

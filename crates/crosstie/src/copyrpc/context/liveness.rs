@@ -11,7 +11,7 @@
 //! it wakes up, and wakes up for the earliest deadline and for the peers.
 //!
 //! A failure can be found deep inside a flush or a callback. So it is only noted there ([`ContextCore::mark_broken`]); the
-//! connection ends at the end of the poll, when no other borrow is held. Until then nothing more of it is parsed. Calls that ended are
+//! connection ends at the end of the poll, when nothing else is borrowed. Until then nothing more of it is parsed. Calls that ended are
 //! kept until their callback runs, so that a callback that panics hides no other call.
 
 use std::cell::{Cell, RefCell};
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use super::ContextCore;
 use super::request::PollHandler;
-use crate::copyrpc::connection::Connection;
+use crate::copyrpc::connection::ConnectionCore;
 use crate::copyrpc::error::{CallFailed, Failure};
 use crate::device::Status;
 use crate::wait::PollClock;
@@ -35,7 +35,7 @@ const FULL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) struct Liveness<U> {
     pub(super) clock: PollClock,
     /// Connections that failed and have not been ended.
-    broken: RefCell<Vec<(Rc<Connection<U>>, Failure)>>,
+    broken: RefCell<Vec<(Rc<ConnectionCore<U>>, Failure)>>,
     /// Calls that ended without a response and have not been reported.
     ended: RefCell<VecDeque<(U, CallFailed)>>,
     /// Whether there are any of both.
@@ -85,7 +85,7 @@ impl<U> Liveness<U> {
 impl<U> ContextCore<U> {
     /// Notes that a connection failed. The end of the poll ends it; until then nothing more of it is parsed.
     #[cold]
-    pub(super) fn mark_broken(&self, connection: Rc<Connection<U>>, failure: Failure) {
+    pub(super) fn mark_broken(&self, connection: Rc<ConnectionCore<U>>, failure: Failure) {
         connection.stop_receiving();
         self.liveness.broken.borrow_mut().push((connection, failure));
         self.liveness.note_failure();
@@ -93,8 +93,8 @@ impl<U> ContextCore<U> {
 
     pub(super) fn mark_all_broken(&self, failure: Failure) {
         let connections = self.connections.borrow();
-        for connection in connections.iter().filter_map(|slot| slot.connection.clone()) {
-            self.mark_broken(connection, failure);
+        for connection in connections.iter() {
+            self.mark_broken(connection.clone(), failure);
         }
     }
 
@@ -142,8 +142,8 @@ impl<U> ContextCore<U> {
     fn expire_deadlines(&self, now: Instant) {
         let mut ended = self.liveness.ended.borrow_mut();
         let connections = self.connections.borrow();
-        let connections = connections.iter().filter_map(|slot| slot.connection.as_ref());
-        let next = connections.filter_map(|connection| connection.expire_deadlines(now, &mut ended)).min();
+        let next =
+            connections.iter().filter_map(|connection| connection.expire_deadlines(now, &mut ended)).min();
         self.liveness.next_deadline.set(next);
         if !ended.is_empty() {
             self.liveness.note_failure();
@@ -152,7 +152,7 @@ impl<U> ContextCore<U> {
 
     /// Finds connections whose queue pair is in the error state, and probes silent peers.
     fn check_peers(&self, probe: bool) {
-        for connection in self.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref()) {
+        for connection in self.connections.borrow().iter() {
             let checked = if connection.is_broken() {
                 Err(Failure::Broken(Status::RetryExceeded))
             } else if probe {

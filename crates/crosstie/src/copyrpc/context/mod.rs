@@ -5,7 +5,7 @@
 //! - `completions.rs`: the completion queues, and what their completions announce.
 //! - `receives.rs`: the shared receive queue.
 //! - `liveness.rs`: deadlines, dead peers, and the end of broken connections.
-//! - `endpoint.rs`, `request.rs`, `recv_handle.rs`, `raw.rs`: what the application holds.
+//! - `connection.rs`, `request.rs`, `recv_handle.rs`, `raw.rs`: what the application has.
 //! - `waitable.rs`: waiting for a context together with other sources.
 //!
 //! The order of a poll:
@@ -19,7 +19,7 @@
 //! ```
 
 mod completions;
-mod endpoint;
+mod connection;
 mod flush;
 mod liveness;
 mod raw;
@@ -34,9 +34,10 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use crosstie_protocol::key::Key;
+use crosstie_protocol::slab::Slab;
 
-use super::config::{Config, EndpointConfig};
-use super::connection::Connection;
+use super::config::{Config, ConnectionConfig};
+use super::connection::ConnectionCore;
 use super::counters::{Counters, RunningCounters};
 use super::error::{CallFailed, Failure};
 use super::flush_policy::{SEND_DEPTH, inline_limit};
@@ -50,7 +51,7 @@ use completions::CompletionQueues;
 use flush::FlushList;
 use liveness::Liveness;
 
-pub use endpoint::Endpoint;
+pub use connection::Connection;
 pub use recv_handle::RecvHandle;
 pub use request::Request;
 use request::{PollHandler, QueueRequests, ServeRequests};
@@ -67,10 +68,10 @@ pub struct Context<U> {
     core: Rc<ContextCore<U>>,
 }
 
-/// The state of a context, shared with its endpoints and requests.
+/// The state of a context, shared with its connections and requests.
 struct ContextCore<U> {
     // The connections come first: queue pairs are dropped before the queues that they use.
-    connections: RefCell<Vec<Slot<U>>>,
+    connections: RefCell<Slab<Rc<ConnectionCore<U>>, ConnectionKey>>,
     qp_table: RefCell<QpTable>,
     /// Borrowed while a poll is under way.
     poll_state: RefCell<PollState<U>>,
@@ -81,7 +82,6 @@ struct ContextCore<U> {
     liveness: Liveness<U>,
     queues: CompletionQueues,
     pd: Rc<Pd>,
-    config: Config,
     counters: Rc<RunningCounters>,
     /// Whether a call was posted alone since the last poll.
     has_sent_alone: Cell<bool>,
@@ -89,17 +89,12 @@ struct ContextCore<U> {
     device: Device,
 }
 
-struct Slot<U> {
-    key: ConnectionKey,
-    connection: Option<Rc<Connection<U>>>,
-}
-
 /// What one poll needs, and leaves to the next one.
 struct PollState<U> {
     /// The completion that is received.
     completion: Completion,
-    /// The connection of the last completion. Usually the next one is of the same.
-    recent: Option<Rc<Connection<U>>>,
+    /// The connection of the last completion: the next one may be of the same.
+    recent: Option<Rc<ConnectionCore<U>>>,
     /// Completions that the last poll took which found any.
     taken_before: usize,
 }
@@ -139,10 +134,10 @@ impl<U> Context<U> {
         // The send CQ has room for all work requests. If it had less, connections that fail at once would take the others
         // down with them.
         let most = (device.attr().max_cqe / SEND_DEPTH).min(ConnectionKey::INDICES) as usize;
-        let max_endpoints = config.max_endpoints.clamp(1, most.max(1));
-        let queues = CompletionQueues::new(&device, &pd, config.receives, max_endpoints)?;
+        let max_connections = config.max_connections.clamp(1, most.max(1));
+        let queues = CompletionQueues::new(&device, &pd, config.receives, max_connections)?;
         let core = Rc::new_cyclic(|weak_self| ContextCore {
-            connections: RefCell::default(),
+            connections: RefCell::new(Slab::new(max_connections as u32)),
             qp_table: RefCell::default(),
             poll_state: RefCell::new(PollState {
                 completion: Completion::default(),
@@ -155,7 +150,6 @@ impl<U> Context<U> {
             liveness: Liveness::new(),
             queues,
             pd: Rc::new(pd),
-            config: Config { max_endpoints, ..*config },
             counters: Rc::default(),
             has_sent_alone: Cell::new(false),
             weak_self: weak_self.clone(),
@@ -165,10 +159,10 @@ impl<U> Context<U> {
         Ok(Context { core })
     }
 
-    /// Creates an endpoint, which is then to be connected.
-    pub fn create_endpoint(&self, config: &EndpointConfig) -> Result<Endpoint<U>, DeviceError> {
+    /// Creates a connection, which is then to be [connected](Connection::connect).
+    pub fn create_connection(&self, config: &ConnectionConfig) -> Result<Connection<U>, DeviceError> {
         let connection = self.core.add_connection(config)?;
-        Ok(Endpoint::new(connection, self.core.clone()))
+        Ok(Connection::new(connection, self.core.clone()))
     }
 
     /// Sends what is due and receives what has arrived. Responses go to `on_response` with what was attached to their calls;
@@ -188,13 +182,13 @@ impl<U> Context<U> {
     /// number of requests and of calls that have ended. After about 256 requests it stops; the next poll continues.
     ///
     /// ```
-    /// # use crosstie::copyrpc::{Config, Context, EndpointConfig};
+    /// # use crosstie::copyrpc::{Config, ConnectionConfig, Context};
     /// # use crosstie::device::ConnectConfig;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (here, there) = (Context::<()>::open(&"software".parse()?, &Config::default())?,
     /// #                      Context::<()>::open(&"software".parse()?, &Config::default())?);
-    /// # let (client, server) = (here.create_endpoint(&EndpointConfig::default())?,
-    /// #                         there.create_endpoint(&EndpointConfig::default())?);
+    /// # let (client, server) = (here.create_connection(&ConnectionConfig::default())?,
+    /// #                         there.create_connection(&ConnectionConfig::default())?);
     /// # client.connect(&server.address(), &ConnectConfig::default())?;
     /// # server.connect(&client.address(), &ConnectConfig::default())?;
     /// client.call(b"first", 16, ())?;
@@ -324,16 +318,16 @@ impl<U> ContextCore<U> {
         // Those behind a request that still waits must not come before it.
         let mut ended = if handler.has_enough() { 0 } else { self.poll_recv_cq(&mut state, handler) };
         if self.liveness.clock.is_step() || self.flush_list.awaits_completions() {
-            ended += self.poll_rarely(handler);
+            ended += self.poll_periodic(handler);
             state.forget_closed();
         }
         std::mem::forget(guard);
         ended
     }
 
-    /// What need not be done by every poll, and what is due.
+    /// What a poll does only every 16th time, and what is due by the clock.
     #[cold]
-    fn poll_rarely(&self, handler: &mut impl PollHandler<U>) -> usize {
+    fn poll_periodic(&self, handler: &mut impl PollHandler<U>) -> usize {
         let is_due = self.liveness.clock.is_due_at_step();
         if self.flush_list.awaits_completions() || self.expects_send_completion(is_due) {
             self.poll_send_cq();
@@ -382,7 +376,7 @@ impl<U> ContextCore<U> {
     /// How long a wait can sleep on the receive CQ before it has to look at anything else.
     fn wait_slice(&self, now: Instant) -> Duration {
         let mut slice = WAIT_SLICE;
-        for connection in self.connections.borrow().iter().filter_map(|slot| slot.connection.as_ref()) {
+        for connection in self.connections.borrow().iter() {
             if connection.has_operations() {
                 slice = slice.min(OPERATION_WAIT_SLICE);
             }
@@ -394,18 +388,13 @@ impl<U> ContextCore<U> {
         deadline.map_or(slice, |at| slice.min(at.saturating_duration_since(now)))
     }
 
-    fn add_connection(&self, config: &EndpointConfig) -> Result<Rc<Connection<U>>, DeviceError> {
-        // Completions that a closed endpoint has left in the send CQ would take the room of this one.
+    fn add_connection(&self, config: &ConnectionConfig) -> Result<Rc<ConnectionCore<U>>, DeviceError> {
+        // Completions that a closed connection has left in the send CQ would take the room of this one.
         while self.poll_send_cq().0 {}
-        let mut slots = self.connections.borrow_mut();
-        let free = slots.iter().position(|slot| slot.connection.is_none());
-        let index = free.unwrap_or(slots.len());
-        if index >= self.config.max_endpoints {
-            return Err(DeviceError::Exhausted {
-                what: "endpoints (raise max_endpoints, unless the device has no longer completion queues)",
-            });
-        }
-        let key = slots.get(index).map_or(ConnectionKey::first(index as u32), |slot| slot.key.next());
+        let mut connections = self.connections.borrow_mut();
+        let key = connections.next_key().ok_or(DeviceError::Exhausted {
+            what: "connections of the context (raise max_connections, unless the device has no longer completion queues)",
+        })?;
         let max_inline = inline_limit(self.device.attr().max_inline);
         let qp = QpConfig {
             max_send_wr: SEND_DEPTH,
@@ -416,18 +405,15 @@ impl<U> ContextCore<U> {
         };
         let qp = self.queues.create_qp(&self.pd, &qp)?;
         let connection =
-            Rc::new(Connection::new(key.bits(), &self.pd, qp, max_inline, *config, &self.counters)?);
+            Rc::new(ConnectionCore::new(key.bits(), &self.pd, qp, max_inline, *config, &self.counters)?);
         self.qp_table.borrow_mut().insert(connection.qp_num, connection.key);
-        let slot = Slot { key, connection: Some(connection.clone()) };
-        match slots.get_mut(index) {
-            Some(former) => *former = slot,
-            None => slots.push(slot),
-        }
+        let inserted = connections.insert(connection.clone());
+        debug_assert!(inserted.is_ok_and(|inserted| inserted == key));
         Ok(connection)
     }
 
     /// Closes a connection. Returns what was attached to its pending calls.
-    fn remove_connection(&self, connection: &Rc<Connection<U>>) -> Vec<U> {
+    fn remove_connection(&self, connection: &Rc<ConnectionCore<U>>) -> Vec<U> {
         let ended = connection.fail(Failure::Closed);
         self.collect_ready(connection);
         // If a poll is under way, it lets go of the connection itself.
@@ -435,26 +421,19 @@ impl<U> ContextCore<U> {
             state.recent = None;
         }
         self.qp_table.borrow_mut().remove(connection.qp_num);
-        let index = ConnectionKey::from_bits(connection.key).index() as usize;
-        if let Some(slot) = self.connections.borrow_mut().get_mut(index)
-            && slot.connection.as_ref().is_some_and(|known| Rc::ptr_eq(known, connection))
-        {
-            slot.connection = None;
-        }
+        let removed = self.connections.borrow_mut().remove(ConnectionKey::from_bits(connection.key));
+        drop(removed);
         ended
     }
 
-    fn connection_by_qp(&self, qp_num: u32) -> Option<Rc<Connection<U>>> {
+    fn connection_by_qp(&self, qp_num: u32) -> Option<Rc<ConnectionCore<U>>> {
         let key = self.qp_table.borrow().get(qp_num)?;
         self.connection_by_key(key)
     }
 
     #[inline]
-    fn connection_by_key(&self, key: u32) -> Option<Rc<Connection<U>>> {
-        let key = ConnectionKey::from_bits(key);
-        let slots = self.connections.borrow();
-        let slot = slots.get(key.index() as usize).filter(|slot| slot.key == key)?;
-        slot.connection.clone()
+    fn connection_by_key(&self, key: u32) -> Option<Rc<ConnectionCore<U>>> {
+        self.connections.borrow().get(ConnectionKey::from_bits(key)).cloned()
     }
 }
 
@@ -464,12 +443,12 @@ mod tests {
     use crate::device::ConnectConfig;
 
     /// Two connected contexts. The client has answered one call, so that it remembers the connection.
-    fn connected() -> (Context<u32>, Context<u32>, Endpoint<u32>, Endpoint<u32>) {
+    fn connected() -> (Context<u32>, Context<u32>, Connection<u32>, Connection<u32>) {
         let open = || Context::open(&"software".parse().unwrap(), &Config::default()).unwrap();
         let (client, server) = (open(), open());
-        let config = EndpointConfig::default();
+        let config = ConnectionConfig::default();
         let (here, there) =
-            (client.create_endpoint(&config).unwrap(), server.create_endpoint(&config).unwrap());
+            (client.create_connection(&config).unwrap(), server.create_connection(&config).unwrap());
         here.connect(&there.address(), &ConnectConfig::default()).unwrap();
         there.connect(&here.address(), &ConnectConfig::default()).unwrap();
         assert!(here.call(b"first", 16, 0).is_ok());

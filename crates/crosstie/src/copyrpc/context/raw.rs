@@ -5,13 +5,13 @@
 
 use std::ops::Range;
 
-use super::{Context, Endpoint};
+use super::{Connection, Context};
 use crate::copyrpc::error::RawError;
 use crate::copyrpc::operation::RawCompletion;
 use crate::device::{Access, DeviceError, Mr, RemoteAddr, SendOp};
 
 impl<U> Context<U> {
-    /// Allocates registered memory, zeroed: for [`Endpoint::read`] and [`Endpoint::write`] of this side or, with the access flags for
+    /// Allocates registered memory, zeroed: for [`Connection::read`] and [`Connection::write`] of this side or, with the access flags for
     /// it, of a peer that knows its [address](Mr::remote).
     pub fn allocate(&self, len: usize, access: Access) -> Result<Mr, DeviceError> {
         self.core.pd.allocate(len, access)
@@ -30,20 +30,20 @@ impl<U> Context<U> {
     }
 }
 
-impl<U> Endpoint<U> {
+impl<U> Connection<U> {
     /// READs from the peer's memory into `range` of the region.
     ///
     /// The operation owns the region. [`Context::take_raw_completion`] returns it together with the token, when the device no
     /// longer accesses it; an error returns it at once. The READ is posted at once: before calls that were not flushed.
     ///
     /// ```
-    /// # use crosstie::copyrpc::{Config, Context, EndpointConfig};
+    /// # use crosstie::copyrpc::{Config, ConnectionConfig, Context};
     /// # use crosstie::device::{Access, ConnectConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let here = Context::<()>::open(&"software".parse()?, &Config::default())?;
     /// # let there = Context::<()>::open(&"software".parse()?, &Config::default())?;
-    /// # let (near, far) = (here.create_endpoint(&EndpointConfig::default())?,
-    /// #                    there.create_endpoint(&EndpointConfig::default())?);
+    /// # let (near, far) = (here.create_connection(&ConnectionConfig::default())?,
+    /// #                    there.create_connection(&ConnectionConfig::default())?);
     /// # near.connect(&far.address(), &ConnectConfig::default())?;
     /// # far.connect(&near.address(), &ConnectConfig::default())?;
     /// let shared = there.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
@@ -68,10 +68,10 @@ impl<U> Endpoint<U> {
     /// The region cannot be used before the operation has completed:
     ///
     /// ```compile_fail,E0382
-    /// # use crosstie::copyrpc::Endpoint;
+    /// # use crosstie::copyrpc::Connection;
     /// # use crosstie::device::{Mr, RemoteAddr};
-    /// fn f(endpoint: &Endpoint<()>, region: Mr, from: RemoteAddr) {
-    ///     endpoint.read(region, 0..8, from, 1).unwrap();
+    /// fn f(connection: &Connection<()>, region: Mr, from: RemoteAddr) {
+    ///     connection.read(region, 0..8, from, 1).unwrap();
     ///     region.write(0, b"too soon").unwrap();
     /// }
     /// ```
@@ -86,7 +86,7 @@ impl<U> Endpoint<U> {
         self.post_raw(SendOp::Read(from), region, range, token)
     }
 
-    /// WRITEs `range` of the region into the peer's memory. The operation owns the region, as for [`read`](Endpoint::read). The
+    /// WRITEs `range` of the region into the peer's memory. The operation owns the region, as for [`read`](Connection::read). The
     /// bytes arrive before any call that is made after this.
     #[expect(clippy::result_large_err, reason = "the region is returned, without an allocation")]
     pub fn write(&self, region: Mr, range: Range<usize>, to: RemoteAddr, token: u64) -> Result<(), RawError> {
@@ -98,6 +98,6 @@ impl<U> Endpoint<U> {
         let posted = self.connection.post_raw(op, range, region, token);
         // Also if the limit is reached: the flush lets the poll look for completions.
         self.core.schedule_flush(&self.connection);
-        posted.map_err(|(cause, region)| RawError { cause, region, token })
+        posted
     }
 }

@@ -36,19 +36,19 @@ impl Receives {
     }
 
     /// Notes that receives have completed.
-    #[inline(always)]
+    #[inline]
     pub(super) fn note_used(&self, count: usize) {
         self.count.note_used(count as u32);
     }
 
     /// Whether all should be posted again.
-    #[inline(always)]
+    #[inline]
     pub(super) fn are_few(&self) -> bool {
         self.count.are_few()
     }
 
     /// Whether a poll that finds nothing should post [`IDLE_REFILL`] again.
-    #[inline(always)]
+    #[inline]
     pub(super) fn lack_some(&self) -> bool {
         self.count.lack_some()
     }
@@ -78,17 +78,17 @@ impl ReceiveCount {
         ReceiveCount { kept, posted: Cell::new(0), refill_at: refill_at(kept) }
     }
 
-    #[inline(always)]
+    #[inline]
     fn note_used(&self, count: u32) {
         self.posted.set(self.posted.get().saturating_sub(count));
     }
 
-    #[inline(always)]
+    #[inline]
     fn are_few(&self) -> bool {
         self.posted.get() <= self.refill_at
     }
 
-    #[inline(always)]
+    #[inline]
     fn lack_some(&self) -> bool {
         self.posted.get() + IDLE_REFILL <= self.kept
     }
@@ -104,7 +104,7 @@ impl ReceiveCount {
         while posted.get() < receives {
             match post(receives - posted.get()) {
                 Ok(count) => posted.set(posted.get() + count),
-                // The queue holds as many as it can.
+                // The queue is full.
                 Err(PostError::Full) => posted.set(receives),
                 // The receives that are left are enough for now. The next check of the peers tries again.
                 Err(_) if posted.get() > 0 => break,

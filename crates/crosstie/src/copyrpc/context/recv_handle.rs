@@ -3,13 +3,13 @@
 use std::fmt;
 use std::rc::Rc;
 
-use crosstie_protocol::copyrpc::{BulkMemory, HeldSpace, ReplyToken};
+use crosstie_protocol::copyrpc::{BulkMemory, ReplyToken, RetainedSpace};
 
 use super::ContextCore;
-use crate::copyrpc::address::EndpointId;
+use crate::copyrpc::address::ConnectionId;
 use crate::copyrpc::bulk_state::ReadyRequest;
-use crate::copyrpc::connection::Connection;
-use crate::copyrpc::error::{Failure, NotReplied, ReplyError};
+use crate::copyrpc::connection::ConnectionCore;
+use crate::copyrpc::error::{Failure, NoReply, NotReplied, ReplyError};
 use crate::copyrpc::payload::{Payload, ShortPayload};
 use crate::copyrpc::region_pool::PooledRegion;
 
@@ -20,12 +20,12 @@ use crate::copyrpc::region_pool::PooledRegion;
 /// A request that is dropped without a reply is answered with an empty payload.
 #[must_use = "the peer waits for a response"]
 pub struct RecvHandle<U> {
-    pub(super) connection: Rc<Connection<U>>,
+    pub(super) connection: Rc<ConnectionCore<U>>,
     core: Rc<ContextCore<U>>,
     offset: u32,
     len: u32,
     /// Its place in the ring.
-    space: Option<HeldSpace>,
+    space: Option<RetainedSpace>,
     reply_token: Option<ReplyToken>,
     body: Body,
 }
@@ -43,15 +43,15 @@ enum Body {
 }
 
 impl<U> RecvHandle<U> {
-    /// Keeps a request that is lent.
+    /// Keeps the request that was received last.
     pub(super) fn keep(
-        connection: &Rc<Connection<U>>,
+        connection: &Rc<ConnectionCore<U>>,
         core: &Rc<ContextCore<U>>,
         payload: Payload<'_>,
         reply_token: Option<ReplyToken>,
     ) -> RecvHandle<U> {
         let (connection, core, len) = (connection.clone(), core.clone(), payload.len() as u32);
-        let (offset, space, body) = match connection.hold() {
+        let (offset, space, body) = match connection.retain() {
             Some(space) => (payload.offset_in(&connection.ring) as u32, Some(space), Body::Ring),
             None => {
                 let mut copy = ShortPayload::default();
@@ -64,7 +64,7 @@ impl<U> RecvHandle<U> {
 
     /// A request that was queued: a bulk request, or one behind a bulk request.
     pub(super) fn from_queued(
-        connection: Rc<Connection<U>>,
+        connection: Rc<ConnectionCore<U>>,
         core: Rc<ContextCore<U>>,
         request: ReadyRequest,
     ) -> RecvHandle<U> {
@@ -75,9 +75,9 @@ impl<U> RecvHandle<U> {
         RecvHandle { connection, core, offset, len, space, reply_token, body }
     }
 
-    /// The endpoint that the request arrived through.
-    pub fn endpoint(&self) -> EndpointId {
-        EndpointId(self.connection.key)
+    /// The connection that the request arrived through.
+    pub fn connection(&self) -> ConnectionId {
+        ConnectionId(self.connection.key)
     }
 
     /// The payload. Empty after [`detach`](RecvHandle::detach).
@@ -146,13 +146,13 @@ impl<U> RecvHandle<U> {
     pub(in crate::copyrpc) fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
         let Some(token) = self.reply_token.take() else { return Err(Failure::Closed.into()) };
         let mut replied = self.core.reply(&self.connection, token, &mut self.space, payload);
-        if let (Err((NotReplied::TooLong { .. }, token @ Some(_))), Some(buffer)) =
+        if let (Err(NoReply { cause: NotReplied::TooLong { .. }, token }), Some(buffer)) =
             (&mut replied, self.response_buffer())
             && let Some(token) = token.take()
         {
             replied = self.core.reply_bulk(&self.connection, token, buffer, payload);
         }
-        replied.map_err(|(cause, token)| {
+        replied.map_err(|NoReply { cause, token }| {
             self.reply_token = token;
             cause
         })
@@ -164,11 +164,11 @@ impl<U> ContextCore<U> {
     #[inline(always)]
     pub(super) fn reply(
         &self,
-        connection: &Rc<Connection<U>>,
+        connection: &Rc<ConnectionCore<U>>,
         token: ReplyToken,
-        space: &mut Option<HeldSpace>,
+        space: &mut Option<RetainedSpace>,
         payload: &[u8],
-    ) -> Result<(), (NotReplied, Option<ReplyToken>)> {
+    ) -> Result<(), NoReply> {
         let timing = connection.reply(token, space, payload)?;
         self.counters.replies.add(1);
         self.flush_after_write(connection, timing);
@@ -178,11 +178,11 @@ impl<U> ContextCore<U> {
     /// Starts a response in the buffer that the call named.
     fn reply_bulk(
         &self,
-        connection: &Rc<Connection<U>>,
+        connection: &Rc<ConnectionCore<U>>,
         token: ReplyToken,
         buffer: BulkMemory,
         payload: &[u8],
-    ) -> Result<(), (NotReplied, Option<ReplyToken>)> {
+    ) -> Result<(), NoReply> {
         let replied = connection.reply_bulk(token, buffer, payload);
         self.counters.replies.add(usize::from(replied.is_ok()));
         self.counters.bulk_replies.add(usize::from(replied.is_ok()));
@@ -194,7 +194,7 @@ impl<U> ContextCore<U> {
     /// Answers a request with an empty payload: without a response its credit would be lost. A connection that has ended needs none.
     #[cold]
     #[inline(never)]
-    pub(super) fn reply_nothing(&self, connection: &Rc<Connection<U>>, token: ReplyToken) {
+    pub(super) fn reply_nothing(&self, connection: &Rc<ConnectionCore<U>>, token: ReplyToken) {
         if connection.reply(token, &mut None, &[]).is_ok() {
             self.counters.unanswered.add(1);
             self.schedule_flush(connection);
@@ -204,7 +204,7 @@ impl<U> ContextCore<U> {
 
 impl<U> fmt::Debug for RecvHandle<U> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("RecvHandle").field("endpoint", &self.endpoint()).finish_non_exhaustive()
+        formatter.debug_struct("RecvHandle").field("connection", &self.connection()).finish_non_exhaustive()
     }
 }
 

@@ -5,20 +5,19 @@ use std::rc::Rc;
 use crosstie_protocol::copyrpc::ReplyToken;
 
 use super::{ContextCore, RecvHandle};
-use crate::copyrpc::address::EndpointId;
-use crate::copyrpc::connection::Connection;
-use crate::copyrpc::error::{CallFailed, Failure, NotReplied, ReplyError};
+use crate::copyrpc::address::ConnectionId;
+use crate::copyrpc::connection::ConnectionCore;
+use crate::copyrpc::error::{CallFailed, Failure, NoReply, NotReplied, ReplyError};
 use crate::copyrpc::payload::Payload;
 use crate::copyrpc::receive_policy::MAX_REQUESTS;
 
-/// A request that is lent to the handler of [`Context::serve`](super::Context::serve), which answers it in place, or keeps it: see
-/// [`defer`](Request::defer).
+/// A request in the handler of [`Context::serve`](super::Context::serve), which answers it in place, or [keeps](Request::defer) it.
 ///
 /// A request that is dropped without a reply is answered with an empty payload.
 #[must_use = "the peer waits for a response"]
 pub struct Request<'c, U> {
     core: &'c Rc<ContextCore<U>>,
-    connection: &'c Rc<Connection<U>>,
+    connection: &'c Rc<ConnectionCore<U>>,
     payload: Payload<'c>,
     reply_token: Option<ReplyToken>,
     /// The request, if it has waited for the handler, for example until its bulk payload had arrived. Payload and token are here then.
@@ -26,10 +25,10 @@ pub struct Request<'c, U> {
 }
 
 impl<U> Request<'_, U> {
-    /// The endpoint that the request arrived through.
+    /// The connection that the request arrived through.
     #[inline]
-    pub fn endpoint(&self) -> EndpointId {
-        EndpointId(self.connection.key)
+    pub fn connection(&self) -> ConnectionId {
+        ConnectionId(self.connection.key)
     }
 
     /// The payload.
@@ -81,10 +80,10 @@ impl<U> Request<'_, U> {
     #[inline(always)]
     pub(in crate::copyrpc) fn reply_in_place(&mut self, payload: &[u8]) -> Result<(), NotReplied> {
         let Some(token) = self.reply_token.take() else { return reply_deferred(self.deferred, payload) };
-        // Its ring space is passed when the poll continues.
+        // Its ring space is freed when the poll continues.
         match self.core.reply(self.connection, token, &mut None, payload) {
             Ok(()) => Ok(()),
-            Err((cause, token)) => {
+            Err(NoReply { cause, token }) => {
                 self.reply_token = token;
                 Err(cause)
             }
@@ -107,8 +106,6 @@ impl<U> Request<'_, U> {
         }
     }
 }
-
-// Not inlined into handlers: few requests have waited.
 
 #[inline(never)]
 fn deferred_data<U>(deferred: &Option<RecvHandle<U>>) -> Payload<'_> {
@@ -133,8 +130,13 @@ impl<U> Drop for Request<'_, U> {
 pub(super) trait PollHandler<U> {
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>);
 
-    /// Handles a request that is lent.
-    fn on_request(&mut self, connection: &Rc<Connection<U>>, payload: Payload<'_>, reply_token: ReplyToken);
+    /// Handles a request, whose payload is there until this returns.
+    fn on_request(
+        &mut self,
+        connection: &Rc<ConnectionCore<U>>,
+        payload: Payload<'_>,
+        reply_token: ReplyToken,
+    );
 
     /// Handles the requests that wait in the queue.
     fn on_queued_requests(&mut self);
@@ -155,20 +157,25 @@ impl<U, R: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRe
         (self.on_response)(user, response);
     }
 
-    fn on_request(&mut self, connection: &Rc<Connection<U>>, payload: Payload<'_>, reply_token: ReplyToken) {
+    fn on_request(
+        &mut self,
+        connection: &Rc<ConnectionCore<U>>,
+        payload: Payload<'_>,
+        reply_token: ReplyToken,
+    ) {
         let request = RecvHandle::keep(connection, self.core, payload, Some(reply_token));
         self.core.requests.borrow_mut().push_back(request);
     }
 
     fn on_queued_requests(&mut self) {}
 
-    #[inline(always)]
+    #[inline]
     fn has_enough(&self) -> bool {
         false
     }
 }
 
-/// Requests are lent to a callback.
+/// Requests go to a callback.
 pub(super) struct ServeRequests<'c, U, S, F, G> {
     pub(super) core: &'c Rc<ContextCore<U>>,
     /// What both callbacks get.
@@ -193,19 +200,24 @@ where
         (self.on_response)(self.state, user, response);
     }
 
-    #[inline(always)]
-    fn on_request(&mut self, connection: &Rc<Connection<U>>, payload: Payload<'_>, reply_token: ReplyToken) {
+    #[inline]
+    fn on_request(
+        &mut self,
+        connection: &Rc<ConnectionCore<U>>,
+        payload: Payload<'_>,
+        reply_token: ReplyToken,
+    ) {
         self.handle(connection, payload, Some(reply_token));
     }
 
-    #[inline(always)]
+    #[inline]
     fn on_queued_requests(&mut self) {
         if !self.core.requests.borrow().is_empty() {
             self.handle_queued();
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn has_enough(&self) -> bool {
         self.has_enough
     }
@@ -213,11 +225,11 @@ where
 
 impl<U, S, F: FnMut(&mut S, Request<'_, U>) -> bool, G> ServeRequests<'_, U, S, F, G> {
     /// Hands a request to the handler. If that has waited, it has no payload and no token here.
-    // Never inline, and nothing else calls the handler: so the compiler inlines the handler here, and everything stays in registers.
+    // The only place that calls the handler, so that it is compiled into it once.
     #[inline(never)]
     fn handle(
         &mut self,
-        connection: &Rc<Connection<U>>,
+        connection: &Rc<ConnectionCore<U>>,
         payload: Payload<'_>,
         reply_token: Option<ReplyToken>,
     ) {

@@ -1,6 +1,6 @@
 //! The call table: all open calls of a driver, from the call until its future has taken the result.
 //!
-//! A call is made at once if there is room; else it waits in the queue of its endpoint, and the driver makes it later. `slots.rs`
+//! A call is made at once if there is room; else it waits in the queue of its connection, and the driver makes it later. `slots.rs`
 //! has the states of a call.
 //!
 //! Rule: no waker runs, and none is dropped, while a slot is borrowed. A waker may drop futures, and those call back into this
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Error;
 use super::method::{Method, decode_done, decode_error};
-use super::slots::{CallToken, EndpointQueue, Slot, SlotState, Slots, closed};
+use super::slots::{CallToken, ConnectionQueue, Slot, SlotState, Slots, closed};
 use crate::copyrpc::{CallFailed, Failure, Payload};
 use crate::wait::PollClock;
 
@@ -36,7 +36,7 @@ pub(super) struct CallTable {
     /// Calls that have ended. The others wait for room or for their response.
     ended: Cell<u64>,
     /// Queues with waiting calls.
-    waiting: RefCell<Vec<Rc<EndpointQueue>>>,
+    waiting: RefCell<Vec<Rc<ConnectionQueue>>>,
     has_waiting: Cell<bool>,
     clock: PollClock,
     /// No call that waits for room has an earlier deadline.
@@ -81,7 +81,7 @@ impl CallTable {
         self.counters.get().calls - self.ended.get()
     }
 
-    #[inline(always)]
+    #[inline]
     fn note_ended(&self) {
         self.ended.set(self.ended.get() + 1);
     }
@@ -90,9 +90,9 @@ impl CallTable {
     #[inline]
     pub(super) fn start_call(
         &self,
-        queue: &Rc<EndpointQueue>,
+        queue: &Rc<ConnectionQueue>,
         bytes: &[u8],
-        allowance: usize,
+        response_len: usize,
         deadline: Option<Instant>,
     ) -> CallToken {
         let mut slots = self.slots.borrow_mut();
@@ -103,10 +103,10 @@ impl CallTable {
             return token;
         }
         let called =
-            if queue.has_calls() { Ok(false) } else { queue.call(bytes, allowance, token, deadline) };
+            if queue.has_calls() { Ok(false) } else { queue.call(bytes, response_len, token, deadline) };
         match called {
             Ok(true) => {}
-            Ok(false) => self.queue_call(&mut slots, token, queue, bytes, allowance, deadline),
+            Ok(false) => self.queue_call(&mut slots, token, queue, bytes, response_len, deadline),
             Err(error) => {
                 // It never had a waker.
                 slots.fail(token, error);
@@ -127,16 +127,16 @@ impl CallTable {
         &self,
         slots: &mut Slots,
         token: CallToken,
-        queue: &Rc<EndpointQueue>,
+        queue: &Rc<ConnectionQueue>,
         bytes: &[u8],
-        allowance: usize,
+        response_len: usize,
         deadline: Option<Instant>,
     ) {
-        let Some((slot, rare)) = slots.get_with_rare(token) else { return };
+        let Some((slot, extra)) = slots.get_with_extra(token) else { return };
         slot.buffer_of(bytes.len()).copy_from_slice(bytes);
         slot.state = SlotState::Queued;
-        (rare.allowance, rare.deadline) = (allowance, deadline);
-        rare.queue = Some(queue.clone());
+        (extra.response_len, extra.deadline) = (response_len, deadline);
+        extra.queue = Some(queue.clone());
         let next = self.next_deadline.get().into_iter().chain(deadline).min();
         self.next_deadline.set(next);
         if !queue.is_listed.replace(true) {
@@ -172,7 +172,7 @@ impl CallTable {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn answer_call(&self, token: CallToken, response: Payload<'_>) {
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get(token) else { return };
@@ -271,12 +271,12 @@ impl CallTable {
         if token == CallToken::NO_SLOT && !self.is_closed.get() {
             return Error::TooManyCalls(slots.limit);
         }
-        let Some((slot, rare)) = slots.get_with_rare(token) else { return closed() };
+        let Some((slot, extra)) = slots.get_with_extra(token) else { return closed() };
         let error = match slot.state {
             SlotState::Answered => decode(&slot.buffer[..slot.len]),
-            _ => rare.error.take().unwrap_or(closed()),
+            _ => extra.error.take().unwrap_or(closed()),
         };
-        slots.release_rare(token);
+        slots.release_with_extra(token);
         if error == Error::MalformedResponse {
             self.count(|counters| counters.malformed += 1);
         }
@@ -315,7 +315,9 @@ impl CallTable {
 
     /// Removes calls without a future from their queue when they are more than half of it, so that they do not pile up.
     fn remove_dropped_calls(&self, slots: &mut Slots, token: CallToken) {
-        let Some(queue) = slots.get_with_rare(token).and_then(|(_, rare)| rare.queue.clone()) else { return };
+        let Some(queue) = slots.get_with_extra(token).and_then(|(_, extra)| extra.queue.clone()) else {
+            return;
+        };
         let mut calls = queue.calls.borrow_mut();
         queue.dropped.set(queue.dropped.get() + 1);
         if 2 * queue.dropped.get() <= calls.len() {
@@ -324,7 +326,7 @@ impl CallTable {
         calls.retain(|&token| {
             let state = slots.get(token).map_or(SlotState::Free, |slot| slot.state);
             if state == SlotState::DroppedQueued {
-                slots.release_rare(token);
+                slots.release_with_extra(token);
                 self.note_ended();
             }
             state == SlotState::Queued
@@ -376,17 +378,17 @@ impl CallTable {
     }
 
     /// Makes or ends the first call of a queue. `false`: it must wait, or the queue is empty.
-    fn advance_first(&self, queue: &EndpointQueue) -> bool {
+    fn advance_first(&self, queue: &ConnectionQueue) -> bool {
         let waker = {
             let mut slots = self.slots.borrow_mut();
             let mut calls = queue.calls.borrow_mut();
             let Some(&token) = calls.front() else { return false };
-            let waker = match slots.get_with_rare(token) {
-                Some((slot, rare)) if slot.state == SlotState::Queued => {
-                    match queue.call(&slot.buffer[..slot.len], rare.allowance, token, rare.deadline) {
+            let waker = match slots.get_with_extra(token) {
+                Some((slot, extra)) if slot.state == SlotState::Queued => {
+                    match queue.call(&slot.buffer[..slot.len], extra.response_len, token, extra.deadline) {
                         Ok(true) => {
                             slot.state = SlotState::Called;
-                            rare.queue = None;
+                            extra.queue = None;
                             None
                         }
                         Ok(false) => return false,
@@ -396,7 +398,7 @@ impl CallTable {
                 Some((slot, _)) if slot.state == SlotState::DroppedQueued => {
                     queue.dropped.set(queue.dropped.get().saturating_sub(1));
                     self.note_ended();
-                    slots.release_rare(token);
+                    slots.release_with_extra(token);
                     None
                 }
                 // It has ended in the meantime.
@@ -424,8 +426,8 @@ impl CallTable {
             let (mut slots, waiting) = (self.slots.borrow_mut(), self.waiting.borrow());
             for queue in waiting.iter() {
                 queue.calls.borrow_mut().retain(|&token| {
-                    let Some((slot, rare)) = slots.get_with_rare(token) else { return false };
-                    let deadline = rare.deadline.filter(|_| slot.state == SlotState::Queued);
+                    let Some((slot, extra)) = slots.get_with_extra(token) else { return false };
+                    let deadline = extra.deadline.filter(|_| slot.state == SlotState::Queued);
                     if deadline.is_some_and(|at| at <= now) {
                         expired.push(self.fail_call(&mut slots, token, CallFailed::TimedOut.into()));
                         return false;
@@ -441,15 +443,15 @@ impl CallTable {
         count
     }
 
-    /// Closes an endpoint and ends its calls.
-    pub(super) fn close_endpoint(&self, queue: &EndpointQueue) {
-        let endpoint = queue.endpoint.take();
-        if let Some(endpoint) = endpoint {
-            for token in endpoint.close() {
+    /// Closes a connection and ends its calls.
+    pub(super) fn close_connection(&self, queue: &ConnectionQueue) {
+        let connection = queue.connection.take();
+        if let Some(connection) = connection {
+            for token in connection.close() {
                 self.finish_call(token, Err(Failure::Closed.into()));
             }
         }
-        // Without an endpoint every waiting call ends.
+        // Without a connection every waiting call ends.
         while self.advance_first(queue) {}
     }
 

@@ -11,8 +11,8 @@ use zerocopy::IntoBytes;
 use super::call_table::CallTable;
 use super::error::Error;
 use super::method::{Frame, Method, Prefix, response_size};
-use super::slots::{CallToken, EndpointQueue};
-use crate::copyrpc::{ConnectError, Endpoint, EndpointAddress, Failure};
+use super::slots::{CallToken, ConnectionQueue};
+use crate::copyrpc::{ConnectError, Connection, ConnectionAddress, Failure};
 use crate::device::ConnectConfig;
 
 /// One side of a connection whose calls are futures. Created by [`Driver::create_client`](super::Driver::create_client).
@@ -25,25 +25,27 @@ pub struct Client {
 
 struct Shared {
     calls: Rc<CallTable>,
-    queue: Rc<EndpointQueue>,
-    address: EndpointAddress,
+    queue: Rc<ConnectionQueue>,
+    address: ConnectionAddress,
 }
 
 impl Client {
-    pub(super) fn new(calls: Rc<CallTable>, endpoint: Endpoint<CallToken>) -> Client {
-        let address = endpoint.address();
-        Client { shared: Rc::new(Shared { calls, queue: Rc::new(EndpointQueue::new(endpoint)), address }) }
+    pub(super) fn new(calls: Rc<CallTable>, connection: Connection<CallToken>) -> Client {
+        let address = connection.address();
+        Client {
+            shared: Rc::new(Shared { calls, queue: Rc::new(ConnectionQueue::new(connection)), address }),
+        }
     }
 
-    /// The address that the peer needs to connect to this client.
-    pub fn address(&self) -> EndpointAddress {
+    /// The address of this side, which the peer needs to connect.
+    pub fn address(&self) -> ConnectionAddress {
         self.shared.address
     }
 
-    /// Connects to the peer's endpoint. The peer does the same; neither waits for the other.
-    pub fn connect(&self, peer: &EndpointAddress, config: &ConnectConfig) -> Result<(), ConnectError> {
-        match &*self.shared.queue.endpoint.borrow() {
-            Some(endpoint) => endpoint.connect(peer, config),
+    /// Connects to the peer whose side has this address. The peer does the same; neither waits for the other.
+    pub fn connect(&self, peer: &ConnectionAddress, config: &ConnectConfig) -> Result<(), ConnectError> {
+        match &*self.shared.queue.connection.borrow() {
+            Some(connection) => connection.connect(peer, config),
             None => Err(ConnectError::Connected),
         }
     }
@@ -74,21 +76,21 @@ impl Client {
 
     /// Why the connection has ended, if it has.
     pub fn failure(&self) -> Option<Failure> {
-        match &*self.shared.queue.endpoint.borrow() {
-            Some(endpoint) => endpoint.failure(),
+        match &*self.shared.queue.connection.borrow() {
+            Some(connection) => connection.failure(),
             None => Some(Failure::Closed),
         }
     }
 
     /// Closes the connection, also for the clones of this client. Its open calls end.
     pub fn close(self) {
-        self.shared.calls.close_endpoint(&self.shared.queue);
+        self.shared.calls.close_connection(&self.shared.queue);
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.calls.close_endpoint(&self.queue);
+        self.calls.close_connection(&self.queue);
     }
 }
 

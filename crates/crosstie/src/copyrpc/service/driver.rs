@@ -12,7 +12,7 @@ use super::call_table::{CallTable, DriverCounters};
 use super::client::Client;
 use super::server::{Handlers, Service};
 use super::slots::{CallToken, MAX_CALLS};
-use crate::copyrpc::{Context, Counters, EndpointConfig};
+use crate::copyrpc::{ConnectionConfig, Context, Counters};
 use crate::device::DeviceError;
 
 /// Rounds without progress before [`Driver::run_until`] yields the core instead of spinning, and before it sleeps.
@@ -53,8 +53,8 @@ impl Driver {
 
     /// Creates a client, which is then to be connected. Its connection can also carry requests of the peer, see
     /// [`step_serving`](Driver::step_serving).
-    pub fn create_client(&self, config: &EndpointConfig) -> Result<Client, DeviceError> {
-        Ok(Client::new(self.calls.clone(), self.context.create_endpoint(config)?))
+    pub fn create_client(&self, config: &ConnectionConfig) -> Result<Client, DeviceError> {
+        Ok(Client::new(self.calls.clone(), self.context.create_connection(config)?))
     }
 
     /// Polls once: sends what is due, wakes the futures of calls that have ended, and makes calls that waited for room.

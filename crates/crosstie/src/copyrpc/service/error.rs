@@ -9,7 +9,7 @@ pub enum Error {
     /// The connection has ended, or the deadline of the call has passed. It is not known whether the service handled the request.
     #[error(transparent)]
     Failed(#[from] CallFailed),
-    /// The call cannot be made: it is too long for the connection, or the endpoint is not connected.
+    /// The call cannot be made: it is too long for the connection, or that is not connected yet.
     #[error("the call cannot be made: {0}")]
     NotCalled(NotCalled),
     /// The limit of open calls of the driver is reached.

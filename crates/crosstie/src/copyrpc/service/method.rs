@@ -84,7 +84,7 @@ pub(super) enum Status {
 }
 
 /// Decodes the response to `M` that is in the first `len` bytes of a buffer. `None`: they are something else, see [`decode_error`].
-#[inline(always)]
+#[inline]
 pub(super) fn decode_done<M: Method>(buffer: &[u8], len: usize) -> Option<M::Response> {
     // Compared with a constant: what follows needs no length.
     if len != response_size::<M>() {

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use crosstie::copyrpc::service::{Driver, Error, Method, Refused, Service};
-//! use crosstie::copyrpc::{Config, Context, EndpointConfig};
+//! use crosstie::copyrpc::{Config, ConnectionConfig, Context};
 //! use crosstie::device::ConnectConfig;
 //!
 //! struct Add;
@@ -17,8 +17,8 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let driver = Driver::new(Context::open(&"software".parse()?, &Config::default())?);
-//! let (here, there) = (driver.create_client(&EndpointConfig::default())?,
-//!                      driver.create_client(&EndpointConfig::default())?);
+//! let (here, there) = (driver.create_client(&ConnectionConfig::default())?,
+//!                      driver.create_client(&ConnectionConfig::default())?);
 //! // Between processes the addresses are sent as bytes, see `crosstie::bootstrap`.
 //! here.connect(&there.address(), &ConnectConfig::default())?;
 //! there.connect(&here.address(), &ConnectConfig::default())?;

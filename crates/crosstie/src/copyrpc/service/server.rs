@@ -271,7 +271,7 @@ impl<S, U, H: Handle<S, U>> Handlers<S, U> for H {}
 #[derive(Debug)]
 pub struct NoMethods;
 
-/// How a handler runs and answers. Types instead of closures, because only functions can be inlined always.
+/// How a handler runs and answers.
 trait Run<M: Method, S, U> {
     fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome;
 }
@@ -281,7 +281,7 @@ struct AnswerOrRefuse<F>(F);
 struct AnswerLater<F>(F);
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request) -> M::Response> Run<M, S, U> for Answer<F> {
-    #[inline(always)]
+    #[inline]
     fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome {
         answer::<M, U>(request, (self.0)(state, body))
     }
@@ -292,7 +292,7 @@ where
     M: Method,
     F: FnMut(&mut S, M::Request) -> Result<M::Response, Refused>,
 {
-    #[inline(always)]
+    #[inline]
     fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome {
         match (self.0)(state, body) {
             Ok(response) => answer::<M, U>(request, response),
@@ -302,7 +302,7 @@ where
 }
 
 impl<M: Method, S, U, F: FnMut(&mut S, M::Request, Deferred<M, U>)> Run<M, S, U> for AnswerLater<F> {
-    #[inline(always)]
+    #[inline]
     fn run(&mut self, state: &mut S, body: M::Request, request: &mut Request<'_, U>) -> Outcome {
         let mut request = request.defer_in_place();
         request.detach();
@@ -399,7 +399,6 @@ where
         method == M::ID || self.rest.has(method)
     }
 
-    // Always inline, here and in `send_reply`: the lengths are constants there.
     #[inline(always)]
     fn handle(
         &mut self,

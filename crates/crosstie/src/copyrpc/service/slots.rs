@@ -1,4 +1,4 @@
-//! Slots for open calls, and the queue of calls that wait for room on one endpoint.
+//! Slots for open calls, and the queue of calls that wait for room on one connection.
 //!
 //! A slot belongs to one call, from the call until its future has taken the result. Its state:
 //!
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::key::Key;
 
 use super::error::Error;
-use crate::copyrpc::{CallFailed, Endpoint, Failure};
+use crate::copyrpc::{CallFailed, Connection, Failure};
 
 /// Identifies an open call of a driver: an index with a generation. The driver attaches it to its calls; it has no meaning
 /// outside of that driver.
@@ -41,8 +41,8 @@ impl CallToken {
 /// All slots of a driver.
 pub(super) struct Slots {
     pub(super) slots: Vec<Slot>,
-    /// What few calls need, by the index of their slot.
-    rare: Vec<Rare>,
+    /// By the index of their slot.
+    extras: Vec<Extra>,
     /// A linked list of free slots, the one that was used last first.
     first_free: u32,
     pub(super) limit: usize,
@@ -62,14 +62,14 @@ pub(super) struct Slot {
 
 const _: () = assert!(size_of::<Slot>() <= 64);
 
-/// What a call needs that waits for room, or has failed.
+/// What a call needs that waits for room, or has failed. Not in its [`Slot`], which is one cache line.
 #[derive(Default)]
-pub(super) struct Rare {
+pub(super) struct Extra {
     /// The longest response, and when the call times out.
-    pub(super) allowance: usize,
+    pub(super) response_len: usize,
     pub(super) deadline: Option<Instant>,
     /// The queue that the call is in.
-    pub(super) queue: Option<Rc<EndpointQueue>>,
+    pub(super) queue: Option<Rc<ConnectionQueue>>,
     /// Why the call failed.
     pub(super) error: Option<Error>,
 }
@@ -94,8 +94,8 @@ const NONE: u32 = u32::MAX;
 
 impl Slots {
     pub(super) fn new(limit: usize) -> Slots {
-        let (slots, rare) = (Vec::new(), Vec::new());
-        Slots { slots, rare, first_free: NONE, limit: limit.min(MAX_CALLS) }
+        let (slots, extras) = (Vec::new(), Vec::new());
+        Slots { slots, extras, first_free: NONE, limit: limit.min(MAX_CALLS) }
     }
 
     #[inline]
@@ -103,19 +103,19 @@ impl Slots {
         self.slots.get_mut(token.0.index() as usize).filter(|slot| slot.token == token)
     }
 
-    /// A slot, and what few calls need.
-    pub(super) fn get_with_rare(&mut self, token: CallToken) -> Option<(&mut Slot, &mut Rare)> {
+    /// A slot, and what belongs to it.
+    pub(super) fn get_with_extra(&mut self, token: CallToken) -> Option<(&mut Slot, &mut Extra)> {
         let index = token.0.index() as usize;
         let slot = self.slots.get_mut(index).filter(|slot| slot.token == token)?;
-        Some((slot, self.rare.get_mut(index)?))
+        Some((slot, self.extras.get_mut(index)?))
     }
 
     /// Ends a call with an error. Returns its waker, for the caller to wake while nothing is borrowed.
     #[cold]
     pub(super) fn fail(&mut self, token: CallToken, error: Error) -> Option<Waker> {
-        let (slot, rare) = self.get_with_rare(token)?;
+        let (slot, extra) = self.get_with_extra(token)?;
         slot.state = SlotState::Failed;
-        (rare.error, rare.queue) = (Some(error), None);
+        (extra.error, extra.queue) = (Some(error), None);
         slot.waker.take()
     }
 
@@ -146,12 +146,12 @@ impl Slots {
             buffer: Vec::new(),
             waker: None,
         });
-        self.rare.push(Rare::default());
+        self.extras.push(Extra::default());
         Some(index)
     }
 
     /// Frees the slot of a call that has ended, or whose future was dropped: it has no waker any more.
-    #[inline(always)]
+    #[inline]
     pub(super) fn release(&mut self, token: CallToken) {
         let index = token.0.index();
         let Some(slot) = self.slots.get_mut(index as usize).filter(|slot| slot.token == token) else {
@@ -164,11 +164,11 @@ impl Slots {
         self.first_free = index;
     }
 
-    /// Frees a slot as [`release`](Slots::release) does, and what few calls need.
+    /// Frees a slot as [`release`](Slots::release) does, and what belongs to it.
     #[cold]
-    pub(super) fn release_rare(&mut self, token: CallToken) {
-        if let Some((_, rare)) = self.get_with_rare(token) {
-            rare.queue = None;
+    pub(super) fn release_with_extra(&mut self, token: CallToken) {
+        if let Some((_, extra)) = self.get_with_extra(token) {
+            extra.queue = None;
         }
         self.release(token);
     }
@@ -191,10 +191,10 @@ impl Slot {
     }
 }
 
-/// An endpoint, and the calls that wait for room on it, in order.
-pub(super) struct EndpointQueue {
+/// A connection, and the calls that wait for room on it, in order.
+pub(super) struct ConnectionQueue {
     /// `None` after it was closed.
-    pub(super) endpoint: RefCell<Option<Endpoint<CallToken>>>,
+    pub(super) connection: RefCell<Option<Connection<CallToken>>>,
     pub(super) calls: RefCell<VecDeque<CallToken>>,
     /// How many of these calls have no future any more.
     pub(super) dropped: Cell<usize>,
@@ -202,10 +202,10 @@ pub(super) struct EndpointQueue {
     pub(super) is_listed: Cell<bool>,
 }
 
-impl EndpointQueue {
-    pub(super) fn new(endpoint: Endpoint<CallToken>) -> EndpointQueue {
-        EndpointQueue {
-            endpoint: RefCell::new(Some(endpoint)),
+impl ConnectionQueue {
+    pub(super) fn new(connection: Connection<CallToken>) -> ConnectionQueue {
+        ConnectionQueue {
+            connection: RefCell::new(Some(connection)),
             calls: RefCell::new(VecDeque::new()),
             dropped: Cell::new(0),
             is_listed: Cell::new(false),
@@ -224,17 +224,17 @@ impl EndpointQueue {
     pub(super) fn call(
         &self,
         bytes: &[u8],
-        allowance: usize,
+        response_len: usize,
         token: CallToken,
         deadline: Option<Instant>,
     ) -> Result<bool, Error> {
-        let endpoint = self.endpoint.borrow();
-        let Some(endpoint) = &*endpoint else { return Err(closed()) };
+        let connection = self.connection.borrow();
+        let Some(connection) = &*connection else { return Err(closed()) };
         let called = match deadline {
-            None => endpoint.call(bytes, allowance, token),
+            None => connection.call(bytes, response_len, token),
             Some(at) => match at.saturating_duration_since(Instant::now()) {
                 Duration::ZERO => return Err(CallFailed::TimedOut.into()),
-                left => endpoint.call_within(bytes, allowance, token, left),
+                left => connection.call_within(bytes, response_len, token, left),
             },
         };
         match called {

@@ -7,7 +7,7 @@ use crosstie::device::fault::Plan;
 use crosstie::device::{Access, Device, DeviceSpec, PostError, Status, software};
 
 use super::test_peer::{TIMEOUT, TestPeer, User, Workload, bulk, exercise, finish_open_calls, ring};
-use crate::connect_endpoints;
+use crate::connect_pair;
 
 /// Two sides with two connections; the left side's device has faults, the last of them after so many posts and completions. Then
 /// connections that ended are replaced, and everything must work again. Returns the number of posts and completions.
@@ -16,7 +16,7 @@ fn with_faults(workload: Workload, plan: Plan, last: (u64, u64), what: &str) -> 
     let control = device.faults().unwrap();
     let mut left = TestPeer::new(device, &Config { receives: 16, ..Config::default() }, workload);
     let mut right = TestPeer::software(workload);
-    // Rounds, calls in flight per endpoint, calls afterwards, regions for READs.
+    // Rounds, calls in flight per connection, calls afterwards, regions for READs.
     let (config, rounds, depth, calls, regions) = match workload {
         Workload::Small => (ring(512), 30, 4, 100, 0),
         Workload::Bulk => (workload.config(), 8, 2, 16, 4),
@@ -43,10 +43,10 @@ fn with_faults(workload: Workload, plan: Plan, last: (u64, u64), what: &str) -> 
     finish_open_calls(&mut left, &mut right, what);
     let counts = (control.posts(), control.completions());
     for index in 0..2 {
-        if left.endpoints[index].failure().is_some() || right.endpoints[index].failure().is_some() {
-            let (here, there) = connect_endpoints(&left.context, &right.context, &config);
-            drop(std::mem::replace(&mut left.endpoints[index], here));
-            drop(std::mem::replace(&mut right.endpoints[index], there));
+        if left.connections[index].failure().is_some() || right.connections[index].failure().is_some() {
+            let (here, there) = connect_pair(&left.context, &right.context, &config);
+            drop(std::mem::replace(&mut left.connections[index], here));
+            drop(std::mem::replace(&mut right.connections[index], there));
         }
     }
     assert_eq!(left.regions.len(), regions, "{what}: every region is back");
@@ -124,7 +124,7 @@ fn device_without_memory_refuses_bulk_calls_and_the_connection_goes_on() {
         Context::<User>::new(little, &Config::default()).unwrap(),
         TestPeer::software(Workload::Bulk).context,
     );
-    let (here, there) = connect_endpoints(&left, &right, &bulk(256 << 20));
+    let (here, there) = connect_pair(&left, &right, &bulk(256 << 20));
     let too_long = vec![1; 200 << 20];
     let refused = here.call(&too_long, 8, (0, 0)).unwrap_err();
     assert_eq!(refused.cause, NotCalled::NoMemory);

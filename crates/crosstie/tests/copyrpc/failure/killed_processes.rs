@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crosstie::copyrpc::EndpointAddress;
+use crosstie::copyrpc::ConnectionAddress;
 use crosstie::device::ConnectConfig;
 use crosstie_testkit::child::{self, Child};
 use crosstie_testkit::rng::{Random, seed};
@@ -40,7 +40,7 @@ fn killed(workload: Workload, kills: u32, delay: Duration, answers: u64) {
         }
         child.kill();
         let begin = Instant::now();
-        while left.endpoints[1].failure().is_none() {
+        while left.connections[1].failure().is_none() {
             left.call(workload.depth());
             left.turn();
             right.turn();
@@ -50,7 +50,7 @@ fn killed(workload: Workload, kills: u32, delay: Duration, answers: u64) {
         finish_open_calls(&mut left, &mut right, "after a kill");
         assert!(left.failed.iter().all(|((index, _), _)| *index == 1), "{:?}", left.failed);
         left.failed.clear();
-        drop(left.endpoints.pop());
+        drop(left.connections.pop());
         exercise(&mut left, &mut right, 6 * workload.depth() as u64, "the steady connection");
     }
     println!(
@@ -66,11 +66,11 @@ fn victim() {
     let Some(task) = child::task() else { return };
     let workload = if task.contains("Bulk") { Workload::Bulk } else { Workload::Small };
     let mut side = TestPeer::software(workload);
-    let endpoint = side.context.create_endpoint(&workload.config()).unwrap();
-    child::write(endpoint.address().as_bytes());
-    let theirs = EndpointAddress::read_from_bytes(&child::read()).unwrap();
-    endpoint.connect(&theirs, &ConnectConfig::default()).unwrap();
-    side.endpoints.push(endpoint);
+    let connection = side.context.create_connection(&workload.config()).unwrap();
+    child::write(connection.address().as_bytes());
+    let theirs = ConnectionAddress::read_from_bytes(&child::read()).unwrap();
+    connection.connect(&theirs, &ConnectConfig::default()).unwrap();
+    side.connections.push(connection);
     loop {
         if task == SILENT {
             std::thread::park();
@@ -84,13 +84,13 @@ fn victim() {
 /// Task of a [`victim`] that does nothing.
 pub(super) const SILENT: &str = "silent";
 
-/// Starts a [`victim`], and connects a new endpoint of `side` to it.
+/// Starts a [`victim`], and connects a new connection of `side` to it.
 pub(super) fn start_victim(side: &mut TestPeer, task: &str) -> Child {
     let mut child = Child::start(victim, task);
-    let endpoint = side.context.create_endpoint(&side.workload.config()).unwrap();
-    child.write(endpoint.address().as_bytes());
-    let theirs = EndpointAddress::read_from_bytes(&child.read()).unwrap();
-    endpoint.connect(&theirs, &ConnectConfig::default()).unwrap();
-    side.endpoints.push(endpoint);
+    let connection = side.context.create_connection(&side.workload.config()).unwrap();
+    child.write(connection.address().as_bytes());
+    let theirs = ConnectionAddress::read_from_bytes(&child.read()).unwrap();
+    connection.connect(&theirs, &ConnectConfig::default()).unwrap();
+    side.connections.push(connection);
     child
 }

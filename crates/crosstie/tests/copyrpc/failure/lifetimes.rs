@@ -2,18 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use crosstie::copyrpc::{CallFailed, EndpointConfig, Failure, NotCalled};
+use crosstie::copyrpc::{CallFailed, ConnectionConfig, Failure, NotCalled};
 use crosstie::device::Access;
 use crosstie_protocol::copyrpc::Refusal;
 
 use super::test_peer::{LONG, TIMEOUT, TestPeer, Workload, bulk, exercise, finish_open_calls, ring, sides};
-use crate::connect_endpoints;
+use crate::connect_pair;
 
 #[test]
 fn tiny_ring_wraps_half_a_million_times() {
     let (mut left, mut right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
-    let (here, there) = connect_endpoints(&left.context, &right.context, &ring(256));
-    left.endpoints.push(here);
+    let (here, there) = connect_pair(&left.context, &right.context, &ring(256));
+    left.connections.push(here);
     let rounds = 500_000;
     let begin = Instant::now();
     while right.context.counters().bytes / 256 < rounds {
@@ -30,7 +30,7 @@ fn tiny_ring_wraps_half_a_million_times() {
 #[test]
 fn panicking_callback_ends_the_connections_but_not_the_context() {
     let (mut left, mut right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
-    let (here, there) = connect_endpoints(&left.context, &right.context, &ring(4096));
+    let (here, there) = connect_pair(&left.context, &right.context, &ring(4096));
     here.call(b"panic", 8, (0, 0)).unwrap();
     here.call(b"lost with it", 8, (0, 1)).unwrap();
     let begun = Instant::now();
@@ -62,7 +62,7 @@ fn panicking_handler_ends_the_connections_but_not_the_context() {
     for calls in [1, 12] {
         let (mut left, mut right) =
             (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
-        let (here, there) = connect_endpoints(&left.context, &right.context, &ring(4096));
+        let (here, there) = connect_pair(&left.context, &right.context, &ring(4096));
         (0..calls).for_each(|number| here.call(b"panic", 8, (0, number)).unwrap());
         left.context.flush();
         let begun = Instant::now();
@@ -100,12 +100,12 @@ fn dead_peer_is_detected_while_other_connections_are_busy() {
     left.call(4);
     left.context.flush();
     // The peer polls the requests and closes. The requests have arrived, so no WRITE of this side fails.
-    let gone = right.endpoints.pop().unwrap();
+    let gone = right.connections.pop().unwrap();
     right.context.poll(|_, _| ());
     drop(gone);
     right.turn();
     // This side sends nothing more on that connection.
-    let doomed = left.endpoints.pop().unwrap();
+    let doomed = left.connections.pop().unwrap();
     let begin = Instant::now();
     while doomed.failure().is_none() {
         left.call(16);
@@ -137,7 +137,7 @@ fn reuses_call_id_before_deadline(time: Duration) -> bool {
     const GENERATIONS: u64 = (1 << 15) - 1;
     let (mut left, mut right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
     let (here, there) =
-        connect_endpoints(&left.context, &right.context, &EndpointConfig { pending_calls: 1, ..ring(4096) });
+        connect_pair(&left.context, &right.context, &ConnectionConfig { pending_calls: 1, ..ring(4096) });
     // The first call has a deadline far away and is answered at once. Later calls have none, and one of them has the same id.
     let begin = Instant::now();
     for number in 0..GENERATIONS {
@@ -166,7 +166,7 @@ fn reuses_call_id_before_deadline(time: Duration) -> bool {
 #[test]
 fn panicking_callback_does_not_hide_other_calls_that_ended() {
     let (left, right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
-    let (here, there) = connect_endpoints(&left.context, &right.context, &ring(4096));
+    let (here, there) = connect_pair(&left.context, &right.context, &ring(4096));
     for number in 0..3 {
         here.call(b"no response", 8, (0, number)).unwrap();
     }
@@ -195,7 +195,7 @@ fn refused_calls_return_their_bulk_memory() {
     // A call that is refused by the ring after it took memory returns the memory. One that is refused for lack of memory takes
     // nothing from the ring.
     let (mut left, mut right) = (TestPeer::software(Workload::Bulk), TestPeer::software(Workload::Bulk));
-    let (here, there) = connect_endpoints(&left.context, &right.context, &bulk(1 << 20));
+    let (here, there) = connect_pair(&left.context, &right.context, &bulk(1 << 20));
     let long = vec![1; LONG];
     for _ in 0..200 {
         let refused = loop {
@@ -240,7 +240,7 @@ fn raw_operations_in_flight_are_counted() {
     assert_eq!(left.context.raw_operations_in_flight(), 0);
     // Operations that end with their connection are not in flight either.
     left.read(0, board.remote());
-    left.endpoints.clear();
+    left.connections.clear();
     assert_eq!(left.context.raw_operations_in_flight(), 0);
     left.turn();
     assert_eq!(left.regions.len(), 4, "all regions are back");

@@ -26,8 +26,8 @@ fn send_at(malicious: &mut MaliciousPeer, offset: u64, header: Header, payload: 
 }
 
 /// The header of a bulk message.
-fn bulk_header(call_id: u32, piggyback: u32, len: usize) -> Header {
-    Header { call_id, piggyback, payload_len: len as u32 | BULK_FLAG }
+fn bulk_header(call_id: u32, credit_blocks: u32, len: usize) -> Header {
+    Header { call_id, credit_blocks, payload_len: len as u32 | BULK_FLAG }
 }
 
 #[test]
@@ -41,8 +41,11 @@ fn malicious_descriptors_end_only_their_own_connection() {
     let ask = |request: Option<BulkMemory>, response_buffer| {
         BulkRequest { request, response_buffer }.encode().to_vec()
     };
-    let header =
-        |call_id, piggyback, len: usize| Header { call_id, piggyback, payload_len: len as u32 | BULK_FLAG };
+    let header = |call_id, credit_blocks, len: usize| Header {
+        call_id,
+        credit_blocks,
+        payload_len: len as u32 | BULK_FLAG,
+    };
     let request = |payload: Vec<u8>| (header(1 << 16, 2, payload.len()), payload);
     let answer = |call: u32, payload: &[u8]| {
         // Blocks that each call has reserved; the second has room for a short response.
@@ -96,15 +99,15 @@ fn malicious_descriptors_end_only_their_own_connection() {
         cases.push(("at random", request(payload), None));
     }
     for (what, (header, payload), expected) in cases {
-        let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &bulk(1 << 20));
+        let (mut malicious, connection) = MaliciousPeer::connect(&device, &left.context, &bulk(1 << 20));
         let before = left.context.counters();
-        endpoint.call(b"without", 20, (7, 0)).unwrap();
-        endpoint.call(b"with", LONG, (7, 1)).unwrap();
+        connection.call(b"without", 20, (7, 0)).unwrap();
+        connection.call(b"with", LONG, (7, 1)).unwrap();
         left.open.extend([(7, 0), (7, 1)]);
         left.context.flush();
         send(&mut malicious, header, &payload);
         let begin = Instant::now();
-        while endpoint.failure().is_none() {
+        while connection.failure().is_none() {
             left.context.poll(|user, answer| {
                 assert!(left.open.remove(&user), "{user:?} ends once");
                 assert!(answer.is_err(), "{what}: {user:?}");
@@ -117,7 +120,7 @@ fn malicious_descriptors_end_only_their_own_connection() {
             }
             assert!(begin.elapsed() < TIMEOUT, "{what}: nothing ends");
         }
-        let failure = endpoint.failure().unwrap();
+        let failure = connection.failure().unwrap();
         match expected {
             Some(violation) => assert_eq!(failure, Failure::Violation(violation), "{what}"),
             None if what == "at random" => {}
@@ -130,30 +133,30 @@ fn malicious_descriptors_end_only_their_own_connection() {
         assert_eq!(left.context.counters().failures, before.failures + 1);
     }
     // A side that announces no bulk memory accepts no bulk request.
-    let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &bulk(0));
+    let (mut malicious, connection) = MaliciousPeer::connect(&device, &left.context, &bulk(0));
     send(&mut malicious, header(1 << 16, 2, 32), &ask(Some(good), None));
     let begin = Instant::now();
-    while endpoint.failure().is_none() {
+    while connection.failure().is_none() {
         left.turn();
         assert!(begin.elapsed() < TIMEOUT);
     }
     assert_eq!(
-        endpoint.failure(),
+        connection.failure(),
         Some(Failure::Violation(Violation::BulkTooLong { len: 70_000, limit: 0 }))
     );
     exercise(&mut left, &mut right, 30, "the honest connection");
-    assert!(left.endpoints[0].failure().is_none() && left.failed.is_empty());
+    assert!(left.connections[0].failure().is_none() && left.failed.is_empty());
 }
 
 #[test]
 fn invalid_bulk_responses_in_one_burst_end_every_call() {
     let (mut left, mut right) = sides(Workload::Bulk);
     let device = Device::open(&DeviceSpec::Software).unwrap();
-    let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &bulk(1 << 20));
+    let (mut malicious, connection) = MaliciousPeer::connect(&device, &left.context, &bulk(1 << 20));
     let far = Duration::from_secs(3600);
-    endpoint.call_within(b"first", LONG, (7, 0), far).unwrap();
-    endpoint.call(b"second", LONG, (7, 1)).unwrap();
-    endpoint.call(b"third", LONG, (7, 2)).unwrap();
+    connection.call_within(b"first", LONG, (7, 0), far).unwrap();
+    connection.call(b"second", LONG, (7, 1)).unwrap();
+    connection.call(b"third", LONG, (7, 2)).unwrap();
     left.open.extend([(7, 0), (7, 1), (7, 2)]);
     left.context.flush();
     // All of them arrive before the victim polls: two responses that are too long, and a request.
@@ -162,9 +165,9 @@ fn invalid_bulk_responses_in_one_burst_end_every_call() {
         let header = bulk_header((1 << 16 | call) | RESPONSE_FLAG, 3, 4);
         at = send_at(&mut malicious, at, header, &(LONG as u32 + 1).to_le_bytes());
     }
-    send_at(&mut malicious, at, Header { call_id: 1 << 16, piggyback: 2, payload_len: 4 }, b"more");
+    send_at(&mut malicious, at, Header { call_id: 1 << 16, credit_blocks: 2, payload_len: 4 }, b"more");
     let begin = Instant::now();
-    while endpoint.failure().is_none() || left.open.iter().any(|(index, _)| *index == 7) {
+    while connection.failure().is_none() || left.open.iter().any(|(index, _)| *index == 7) {
         left.context.poll(|user, result| {
             assert!(left.open.remove(&user), "{user:?} ends once");
             assert!(result.is_err(), "{user:?}");
@@ -179,8 +182,8 @@ fn invalid_bulk_responses_in_one_burst_end_every_call() {
 fn nothing_is_parsed_after_the_end_of_a_connection() {
     let (mut left, mut right) = sides(Workload::Bulk);
     let device = Device::open(&DeviceSpec::Software).unwrap();
-    let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &bulk(1 << 20));
-    endpoint.call(b"with a buffer", LONG, (7, 0)).unwrap();
+    let (mut malicious, connection) = MaliciousPeer::connect(&device, &left.context, &bulk(1 << 20));
+    connection.call(b"with a buffer", LONG, (7, 0)).unwrap();
     left.open.insert((7, 0));
     left.context.flush();
     // A valid bulk request, which the victim keeps.
@@ -212,7 +215,7 @@ fn nothing_is_parsed_after_the_end_of_a_connection() {
         ended += left.context.poll(|user, result| assert!(left.open.remove(&user) && result.is_err()));
         assert!(left.context.recv().is_none(), "a request of a connection that is over");
     }
-    assert_eq!((ended, endpoint.failure().is_some()), (1, true));
+    assert_eq!((ended, connection.failure().is_some()), (1, true));
     drop(kept);
     exercise(&mut left, &mut right, 30, "the honest connection");
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crosstie::copyrpc::{
-    CallFailed, ConnectError, Context, Endpoint, EndpointAddress, EndpointConfig, Failure,
+    CallFailed, ConnectError, Connection, ConnectionAddress, ConnectionConfig, Context, Failure,
 };
 use crosstie::device::{
     Access, ConnectConfig, CqConfig, Data, Device, DeviceSpec, Mr, QpAddress, QpConfig, QpState, RcQp,
@@ -24,7 +24,7 @@ const INFO_AT: usize = size_of::<QpAddress>();
 /// Offset of the word with the consumer position, behind the ring.
 const CONSUMER_AT: usize = 4096;
 
-/// A queue pair that pretends to be a copyrpc endpoint and writes arbitrary bytes.
+/// A queue pair that pretends to be a copyrpc connection and writes arbitrary bytes.
 pub(crate) struct MaliciousPeer {
     pub(crate) qp: RcQp,
     victim: ConnectInfo,
@@ -33,20 +33,20 @@ pub(crate) struct MaliciousPeer {
 }
 
 impl MaliciousPeer {
-    /// Connects to a new endpoint of `context`.
+    /// Connects to a new connection of `context`.
     pub(crate) fn connect(
         device: &Device,
         context: &Context<User>,
-        config: &EndpointConfig,
-    ) -> (MaliciousPeer, Endpoint<User>) {
-        let endpoint = context.create_endpoint(config).unwrap();
+        config: &ConnectionConfig,
+    ) -> (MaliciousPeer, Connection<User>) {
+        let connection = context.create_connection(config).unwrap();
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(&CqConfig::default()).unwrap();
         let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
         qp.init(Access::ALL).unwrap();
         (0..64).for_each(|_| qp.post_recv(&RecvWr { wr_id: 0, sges: &[] }).unwrap());
         let ring = pd.allocate(8192, Access::ALL).unwrap();
-        let address = endpoint.address();
+        let address = connection.address();
         let victim = ConnectInfo::decode(address.as_bytes()[INFO_AT..].try_into().unwrap()).unwrap();
         let (at, rkey) = (ring.remote().addr, ring.remote().rkey);
         let info = ConnectInfo {
@@ -57,11 +57,11 @@ impl MaliciousPeer {
             ..victim
         };
         let own = [qp.address().as_bytes(), &info.encode()].concat();
-        let own = EndpointAddress::read_from_bytes(&own).unwrap();
+        let own = ConnectionAddress::read_from_bytes(&own).unwrap();
         let theirs = QpAddress::read_from_bytes(&address.as_bytes()[..INFO_AT]).unwrap();
         qp.connect(&theirs, &ConnectConfig { access: Access::ALL, ..ConnectConfig::default() }).unwrap();
-        endpoint.connect(&own, &ConnectConfig::default()).unwrap();
-        (MaliciousPeer { qp, victim, ring }, endpoint)
+        connection.connect(&own, &ConnectConfig::default()).unwrap();
+        (MaliciousPeer { qp, victim, ring }, connection)
     }
 
     /// Writes bytes into the victim's ring and announces them.
@@ -88,12 +88,12 @@ fn malicious_peer_ends_only_its_own_connection() {
     let device = Device::open(&DeviceSpec::Software).unwrap();
     let (mut violations, mut accepted) = (BTreeSet::new(), 0);
     for round in 0..1500 {
-        let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &ring(1024));
+        let (mut malicious, connection) = MaliciousPeer::connect(&device, &left.context, &ring(1024));
         let mut own = Vec::new();
         if round % 3 == 0 {
             // Calls of the victim, which the malicious peer may try to answer.
             for number in 0..3 {
-                assert!(endpoint.call(b"ask", 8, (7, number)).is_ok());
+                assert!(connection.call(b"ask", 8, (7, number)).is_ok());
                 own.push(number);
             }
             left.open.extend(own.iter().map(|number| (7, *number)));
@@ -121,20 +121,20 @@ fn malicious_peer_ends_only_its_own_connection() {
         }
         let begin = Instant::now();
         while malicious.qp.state() != QpState::Error
-            && endpoint.failure().is_none()
+            && connection.failure().is_none()
             && begin.elapsed().as_millis() < 2
         {
             left.turn();
         }
-        if let Some(failure) = endpoint.failure() {
+        if let Some(failure) = connection.failure() {
             assert!(matches!(failure, Failure::Violation(_) | Failure::Broken(_)), "{failure}");
             if let Failure::Violation(violation) = failure {
                 violations.insert(format!("{violation:?}").split([' ', '{']).next().unwrap().to_owned());
             }
-            assert_eq!(endpoint.pending_calls(), 0);
+            assert_eq!(connection.pending_calls(), 0);
             assert!(!left.open.iter().any(|(index, _)| *index == 7), "calls of a connection that is over");
         }
-        for user in endpoint.close() {
+        for user in connection.close() {
             assert!(left.open.remove(&user));
         }
         left.open.retain(|(index, _)| *index != 7);
@@ -149,7 +149,7 @@ fn malicious_peer_ends_only_its_own_connection() {
         left.context.counters()
     );
     assert!(violations.len() >= 6, "{violations:?}");
-    assert!(left.endpoints[0].failure().is_none());
+    assert!(left.connections[0].failure().is_none());
 }
 
 /// Values of a field that holds `value` in a correct batch: near it, extreme, and with single bits changed.
@@ -171,7 +171,7 @@ struct ForgedBatch {
 /// Every field of a batch, forged. The structures are taken apart without `..`: a new field without a forgery does not compile.
 fn forged_batches(metadata: FlowMetadata, header: Header) -> Vec<ForgedBatch> {
     let FlowMetadata { consumer_pos, credit_grant, message_count } = metadata;
-    let Header { call_id, piggyback, payload_len } = header;
+    let Header { call_id, credit_blocks, payload_len } = header;
     let imm = encode_imm(64);
     let mut batches = Vec::new();
     let mut add = |name: &str, value: u64, metadata: FlowMetadata, header: Header, imm: u32| {
@@ -191,8 +191,8 @@ fn forged_batches(metadata: FlowMetadata, header: Header) -> Vec<ForgedBatch> {
     for value in forged(call_id.into(), 32) {
         add("call_id", value, metadata, Header { call_id: value as u32, ..header }, imm);
     }
-    for value in forged(piggyback.into(), 32) {
-        add("piggyback", value, metadata, Header { piggyback: value as u32, ..header }, imm);
+    for value in forged(credit_blocks.into(), 32) {
+        add("credit_blocks", value, metadata, Header { credit_blocks: value as u32, ..header }, imm);
     }
     for value in forged(payload_len.into(), 32) {
         add("payload_len", value, metadata, Header { payload_len: value as u32, ..header }, imm);
@@ -205,7 +205,7 @@ fn forged_batches(metadata: FlowMetadata, header: Header) -> Vec<ForgedBatch> {
 
 /// Every field of a compact batch, forged.
 fn forged_compact_batches(head: CompactHead) -> Vec<ForgedBatch> {
-    let CompactHead { call_id, piggyback, grant_blocks, consumer_blocks } = head;
+    let CompactHead { call_id, credit_blocks, grant_blocks, consumer_blocks } = head;
     let imm = COMPACT_FLAG | 8;
     let mut batches = Vec::new();
     let mut add = |name: &str, value: u64, head: CompactHead, imm: u32| {
@@ -216,8 +216,8 @@ fn forged_compact_batches(head: CompactHead) -> Vec<ForgedBatch> {
     for value in forged(call_id.into(), 32) {
         add("call_id", value, CompactHead { call_id: value as u32, ..head }, imm);
     }
-    for value in forged(piggyback.into(), 32) {
-        add("piggyback", value, CompactHead { piggyback: value as u32, ..head }, imm);
+    for value in forged(credit_blocks.into(), 32) {
+        add("credit_blocks", value, CompactHead { credit_blocks: value as u32, ..head }, imm);
     }
     for value in forged(grant_blocks.into(), 32) {
         add("grant_blocks", value, CompactHead { grant_blocks: value as u32, ..head }, imm);
@@ -231,7 +231,7 @@ fn forged_compact_batches(head: CompactHead) -> Vec<ForgedBatch> {
     batches
 }
 
-/// A peer forges one field at a time: positions, grants, counts, call numbers, allowances, lengths, the immediate. The victim hands
+/// A peer forges one field at a time: positions, grants, counts, call numbers, credit, lengths, the immediate. The victim hands
 /// out what is correct, or ends this connection with a violation; each of its calls ends once; others go on.
 #[test]
 fn every_forged_field_of_a_batch_is_a_violation_or_does_no_harm() {
@@ -242,12 +242,13 @@ fn every_forged_field_of_a_batch_is_a_violation_or_does_no_harm() {
         let metadata = FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: 1 };
         let mut number = 0;
         loop {
-            let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &left.context, &ring(1024));
-            let (mut header, mut metadata) = (Header { call_id: 1, piggyback: 2, payload_len: 8 }, metadata);
+            let (mut malicious, connection) = MaliciousPeer::connect(&device, &left.context, &ring(1024));
+            let (mut header, mut metadata) =
+                (Header { call_id: 1, credit_blocks: 2, payload_len: 8 }, metadata);
             if is_response {
-                endpoint.call(b"question", 8, (7, 7)).unwrap();
+                connection.call(b"question", 8, (7, 7)).unwrap();
                 left.context.flush();
-                // The request that the victim has just written, in a compact batch: its answer has the same number and allowance.
+                // The request that the victim has just written, in a compact batch: its answer has the same number and credit.
                 let bytes = || {
                     let mut bytes = [0; 24];
                     malicious.ring.read(0, &mut bytes).unwrap();
@@ -260,7 +261,7 @@ fn every_forged_field_of_a_batch_is_a_violation_or_does_no_harm() {
                 }
                 let request = CompactHead::from_words(bytes().load_words(0));
                 header.call_id = request.call_id | 1 << 31;
-                header.piggyback = request.piggyback;
+                header.credit_blocks = request.credit_blocks;
                 metadata.consumer_pos = 32;
             }
             let mut batches = forged_batches(metadata, header);
@@ -284,7 +285,7 @@ fn every_forged_field_of_a_batch_is_a_violation_or_does_no_harm() {
                 }
             }
             assert!(requests <= 1, "{what}: {requests} requests");
-            match endpoint.failure() {
+            match connection.failure() {
                 Some(failure) => {
                     assert!(matches!(failure, Failure::Violation(_)), "{what}: {failure}");
                     violations += 1;
@@ -292,7 +293,7 @@ fn every_forged_field_of_a_batch_is_a_violation_or_does_no_harm() {
                 None => accepted += 1,
             }
             let user: Vec<User> = ended.into_iter().map(|(user, _)| user).collect();
-            let left_over = endpoint.close();
+            let left_over = connection.close();
             let expected = if is_response { vec![(7, 7)] } else { vec![] };
             assert_eq!([user, left_over].concat(), expected, "{what}: every call ends once");
         }
@@ -324,7 +325,7 @@ fn invalid_batch(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
                 ^ if random.below(4) == 0 { 1 << 20 } else { 0 };
             let payload_len =
                 if random.below(4) == 0 { random.next() as u32 } else { random.below(40) as u32 };
-            let header = Header { call_id, piggyback: random.below(4) as u32, payload_len };
+            let header = Header { call_id, credit_blocks: random.below(4) as u32, payload_len };
             bytes[32..44].copy_from_slice(&header.encode());
         }
     }
@@ -341,13 +342,13 @@ fn invalid_batch(random: &mut Random, room: u64) -> (Vec<u8>, u32) {
 fn invalid_consumer_position_is_a_violation() {
     let (context, device) =
         (TestPeer::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
-    let (malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(256));
+    let (malicious, connection) = MaliciousPeer::connect(&device, &context, &ring(256));
     malicious.ring.write(CONSUMER_AT, &0x1234_5678_u64.to_le_bytes()).unwrap();
-    endpoint.call(b"ask", 8, (0, 0)).unwrap();
+    connection.call(b"ask", 8, (0, 0)).unwrap();
     let begin = Instant::now();
     let mut ended = None;
     while ended.is_none() {
-        endpoint.call(b"ask", 8, (0, 1)).ok();
+        connection.call(b"ask", 8, (0, 1)).ok();
         context.poll(|_, answer| ended = Some(answer.err()));
         assert!(begin.elapsed() < TIMEOUT, "{:?}", context.counters());
     }
@@ -367,15 +368,15 @@ fn empty_batches_without_news_are_a_violation() {
         // A position is news once.
         (2, FlowMetadata { consumer_pos: 32, credit_grant: 0, message_count: 0 }),
     ] {
-        let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(1024));
-        endpoint.call(b"ask", 8, (0, 0)).unwrap();
+        let (mut malicious, connection) = MaliciousPeer::connect(&device, &context, &ring(1024));
+        connection.call(b"ask", 8, (0, 0)).unwrap();
         context.flush();
         for batch in 0..batches {
-            assert_eq!(endpoint.failure(), None, "batch {batch} of {batches}");
+            assert_eq!(connection.failure(), None, "batch {batch} of {batches}");
             malicious.write(32 * batch, &metadata.encode(), encode_imm(32));
             (0..3).for_each(|_| _ = context.poll(|_, _| ()));
         }
-        let failure = endpoint.failure();
+        let failure = connection.failure();
         assert!(
             matches!(failure, Some(Failure::Violation(Violation::EmptyBatch))),
             "after {batches} batches: {failure:?}"
@@ -387,11 +388,11 @@ fn empty_batches_without_news_are_a_violation() {
 fn wrap_marker_that_skips_the_whole_ring_is_a_violation() {
     let (context, device) =
         (TestPeer::software(Workload::Small).context, Device::open(&DeviceSpec::Software).unwrap());
-    let (mut malicious, endpoint) = MaliciousPeer::connect(&device, &context, &ring(1024));
+    let (mut malicious, connection) = MaliciousPeer::connect(&device, &context, &ring(1024));
     let marker = FlowMetadata { consumer_pos: 0, credit_grant: 0, message_count: u32::MAX };
     malicious.write(0, &marker.encode(), encode_imm(1024));
     (0..3).for_each(|_| _ = context.poll(|_, _| ()));
-    let failure = endpoint.failure();
+    let failure = connection.failure();
     assert!(matches!(failure, Some(Failure::Violation(Violation::BadWrap { .. }))), "{failure:?}");
 }
 
@@ -400,18 +401,18 @@ fn connect_refuses_a_peer_ring_above_the_limit() {
     let context = TestPeer::software(Workload::Small).context;
     let config = ring(1024);
     let (here, there) =
-        (context.create_endpoint(&config).unwrap(), context.create_endpoint(&config).unwrap());
+        (context.create_connection(&config).unwrap(), context.create_connection(&config).unwrap());
     let address = there.address();
     let info = ConnectInfo::decode(address.as_bytes()[INFO_AT..].try_into().unwrap()).unwrap();
     let claimed = ConnectInfo { ring_size: 1 << 26, ..info };
     let address = [&address.as_bytes()[..INFO_AT], &claimed.encode()].concat();
-    let address = EndpointAddress::read_from_bytes(&address).unwrap();
+    let address = ConnectionAddress::read_from_bytes(&address).unwrap();
     let refused = here.connect(&address, &ConnectConfig::default());
     let limit = config.max_peer_ring as u64;
     assert!(
         matches!(refused, Err(ConnectError::PeerRing { size, limit: ours }) if (size, ours) == (1 << 26, limit)),
         "64 MiB because the peer says so: {refused:?}"
     );
-    // The endpoint can still be connected.
+    // The connection can still be connected.
     here.connect(&there.address(), &ConnectConfig::default()).unwrap();
 }

@@ -4,18 +4,18 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crosstie::copyrpc::{
-    CallFailed, Config, Context, Endpoint, EndpointConfig, NotCalled, NotPosted, NotReplied, RecvHandle,
+    CallFailed, Config, Connection, ConnectionConfig, Context, NotCalled, NotPosted, NotReplied, RecvHandle,
     ReplyError,
 };
 use crosstie::device::{Device, DeviceSpec, Mr, RemoteMemory};
 
-use crate::connect_endpoints;
+use crate::connect_pair;
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// The length of a bulk payload that has two pieces.
 pub(crate) const LONG: usize = 300_000;
 
-/// Index of the endpoint, number of the call.
+/// Index of the connection, number of the call.
 pub(crate) type User = (u32, u64);
 
 /// What a side calls.
@@ -49,7 +49,7 @@ impl Workload {
         vec![!(word(0) as u8); word(8) as usize]
     }
 
-    /// Calls in flight that keep an endpoint busy.
+    /// Calls in flight that keep a connection busy.
     pub(crate) fn depth(self) -> usize {
         match self {
             Workload::Small => 16,
@@ -57,8 +57,8 @@ impl Workload {
         }
     }
 
-    /// An endpoint for such calls.
-    pub(crate) fn config(self) -> EndpointConfig {
+    /// A connection for such calls.
+    pub(crate) fn config(self) -> ConnectionConfig {
         match self {
             Workload::Small => ring(4096),
             Workload::Bulk => bulk(1 << 20),
@@ -66,12 +66,18 @@ impl Workload {
     }
 }
 
-pub(crate) fn ring(bytes: usize) -> EndpointConfig {
-    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls: 64, bulk: 0, ..EndpointConfig::default() }
+pub(crate) fn ring(bytes: usize) -> ConnectionConfig {
+    ConnectionConfig {
+        ring: bytes,
+        credit: bytes / 4,
+        pending_calls: 64,
+        bulk: 0,
+        ..ConnectionConfig::default()
+    }
 }
 
-pub(crate) fn bulk(bulk: usize) -> EndpointConfig {
-    EndpointConfig { pending_calls: 16, bulk, ..ring(4096) }
+pub(crate) fn bulk(bulk: usize) -> ConnectionConfig {
+    ConnectionConfig { pending_calls: 16, bulk, ..ring(4096) }
 }
 
 /// Two connected sides.
@@ -81,11 +87,11 @@ pub(crate) fn sides(workload: Workload) -> (TestPeer, TestPeer) {
     (left, right)
 }
 
-/// One side: a context, its endpoints, and its open calls.
+/// One side: a context, its connections, and its open calls.
 pub(crate) struct TestPeer {
     pub(crate) workload: Workload,
     pub(crate) context: Context<User>,
-    pub(crate) endpoints: Vec<Endpoint<User>>,
+    pub(crate) connections: Vec<Connection<User>>,
     next: u64,
     pub(crate) open: BTreeSet<User>,
     pub(crate) failed: Vec<(User, CallFailed)>,
@@ -103,7 +109,7 @@ impl TestPeer {
         TestPeer {
             workload,
             context: Context::new(device, config).unwrap(),
-            endpoints: vec![],
+            connections: vec![],
             next: 0,
             open: BTreeSet::new(),
             failed: vec![],
@@ -121,25 +127,25 @@ impl TestPeer {
     }
 
     /// Adds a connection.
-    pub(crate) fn connect(&mut self, other: &mut TestPeer, config: &EndpointConfig) {
-        let (here, there) = connect_endpoints(&self.context, &other.context, config);
-        self.endpoints.push(here);
-        other.endpoints.push(there);
+    pub(crate) fn connect(&mut self, other: &mut TestPeer, config: &ConnectionConfig) {
+        let (here, there) = connect_pair(&self.context, &other.context, config);
+        self.connections.push(here);
+        other.connections.push(there);
     }
 
-    /// Makes up to `depth` calls on each endpoint. Endpoints that have failed refuse.
+    /// Makes up to `depth` calls on each connection. Connections that have failed refuse.
     pub(crate) fn call(&mut self, depth: usize) {
-        for (index, endpoint) in self.endpoints.iter().enumerate() {
-            while endpoint.pending_calls() < depth {
+        for (index, connection) in self.connections.iter().enumerate() {
+            while connection.pending_calls() < depth {
                 let user = (index as u32, self.next);
                 let (bytes, response) = self.workload.request(self.next);
-                match endpoint.call(&bytes, response, user) {
+                match connection.call(&bytes, response, user) {
                     Ok(()) => assert!(self.open.insert(user)),
                     Err(error) => {
                         assert_eq!(error.user, user);
                         let over = matches!(error.cause, NotCalled::Failed(_));
                         assert!(error.cause.is_back_pressure() || over, "{}", error.cause);
-                        assert_eq!(over, endpoint.failure().is_some());
+                        assert_eq!(over, connection.failure().is_some());
                         break;
                     }
                 }
@@ -153,7 +159,7 @@ impl TestPeer {
         while let Some(region) = self.regions.pop() {
             let token = self.next;
             self.next += 1;
-            match self.endpoints[index].read(region, 0..4096, from.at(0), token) {
+            match self.connections[index].read(region, 0..4096, from.at(0), token) {
                 Ok(()) => assert!(self.reading.insert(token)),
                 Err(error) => {
                     assert_eq!(error.token, token);

@@ -6,13 +6,13 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crosstie::copyrpc::{CallFailed, EndpointAddress, Failure, NotCalled};
+use crosstie::copyrpc::{CallFailed, ConnectionAddress, Failure, NotCalled};
 use crosstie::device::ConnectConfig;
 use crosstie_protocol::copyrpc::Refusal;
 
 use super::killed_processes::{SILENT, start_victim};
 use super::test_peer::{TIMEOUT, TestPeer, Workload, ring, sides};
-use crate::connect_endpoints;
+use crate::connect_pair;
 
 /// Runs `test` in a thread, and fails if it does not end.
 fn with_hang_limit(test: impl FnOnce() + Send + 'static) {
@@ -32,7 +32,7 @@ fn wait_ends_when_the_peer_is_killed() {
     with_hang_limit(|| {
         let mut side = TestPeer::software(Workload::Small);
         let mut child = start_victim(&mut side, SILENT);
-        side.endpoints[0].call(b"no response", 8, (0, 0)).unwrap();
+        side.connections[0].call(b"no response", 8, (0, 0)).unwrap();
         side.context.flush();
         child.kill();
         let (mut waits, mut ended) = (0, None);
@@ -53,7 +53,7 @@ fn wait_ends_when_the_peer_is_killed() {
 fn wait_ends_at_the_deadline_of_a_call() {
     with_hang_limit(|| {
         let (left, right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
-        let (here, _there) = connect_endpoints(&left.context, &right.context, &ring(4096));
+        let (here, _there) = connect_pair(&left.context, &right.context, &ring(4096));
         // Deadlines of calls that are answered do not end a wait.
         for number in 0..4 {
             here.call_within(b"answered", 8, (0, number), Duration::from_millis(20)).unwrap();
@@ -89,10 +89,10 @@ fn slow_polls_notice_dead_peers_and_deadlines_after_few_polls() {
         for _ in 0..fast_polls {
             left.turn();
         }
-        left.endpoints[1].call(b"no response", 8, (1, 0)).unwrap();
+        left.connections[1].call(b"no response", 8, (1, 0)).unwrap();
         left.context.flush();
-        drop(right.endpoints.pop());
-        left.endpoints[0].call_within(b"late", 8, (0, 1), Duration::from_millis(5)).unwrap();
+        drop(right.connections.pop());
+        left.connections[0].call_within(b"late", 8, (0, 1), Duration::from_millis(5)).unwrap();
         left.open.extend([(1, 0), (0, 1)]);
         let mut polls = 0;
         while left.failed.len() < 2 {
@@ -109,29 +109,29 @@ fn slow_polls_notice_dead_peers_and_deadlines_after_few_polls() {
 fn wait_with_rare_traffic_notices_a_dead_peer() {
     with_hang_limit(|| {
         let (mut left, mut right) = sides(Workload::Small);
-        let pings = left.context.create_endpoint(&ring(4096)).unwrap();
+        let pings = left.context.create_connection(&ring(4096)).unwrap();
         let (addresses, received) = mpsc::channel();
         let (stop, stopped) = mpsc::channel::<()>();
         let own = pings.address();
         let pinger = std::thread::spawn(move || {
             let side = TestPeer::software(Workload::Small);
-            let endpoint = side.context.create_endpoint(&ring(4096)).unwrap();
-            endpoint.connect(&own, &ConnectConfig::default()).unwrap();
-            addresses.send(endpoint.address()).unwrap();
+            let connection = side.context.create_connection(&ring(4096)).unwrap();
+            connection.connect(&own, &ConnectConfig::default()).unwrap();
+            addresses.send(connection.address()).unwrap();
             let mut number = 0;
             while stopped.recv_timeout(Duration::from_millis(5)) == Err(mpsc::RecvTimeoutError::Timeout) {
-                endpoint.call(b"ping", 8, (0, number)).ok();
+                connection.call(b"ping", 8, (0, number)).ok();
                 number += 1;
                 side.context.poll(|_, _| ());
             }
         });
-        let theirs: EndpointAddress = received.recv().unwrap();
+        let theirs: ConnectionAddress = received.recv().unwrap();
         pings.connect(&theirs, &ConnectConfig::default()).unwrap();
         left.call(1);
         left.context.flush();
-        drop(right.endpoints.pop());
+        drop(right.connections.pop());
         let mut waits = 0;
-        while left.endpoints[0].failure().is_none() {
+        while left.connections[0].failure().is_none() {
             left.context.wait(Duration::MAX);
             waits += 1;
             left.turn();
@@ -145,7 +145,7 @@ fn wait_with_rare_traffic_notices_a_dead_peer() {
 #[test]
 fn full_ring_is_read_a_few_times_and_then_left_alone() {
     let (left, right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
-    let (here, _there) = connect_endpoints(&left.context, &right.context, &ring(1024));
+    let (here, _there) = connect_pair(&left.context, &right.context, &ring(1024));
     let mut made = 0;
     let refused = loop {
         match here.call(&[1; 200], 0, (0, made)) {
@@ -183,7 +183,7 @@ fn full_ring_is_read_a_few_times_and_then_left_alone() {
 #[test]
 fn slow_polls_hold_a_batch_back_at_most_once() {
     let (left, right) = (TestPeer::software(Workload::Small), TestPeer::software(Workload::Small));
-    let (here, _there) = connect_endpoints(&left.context, &right.context, &ring(1 << 16));
+    let (here, _there) = connect_pair(&left.context, &right.context, &ring(1 << 16));
     // The peer has not read two long batches, so a short one may be held back.
     for number in 0..2 {
         here.call(&[1; 4000], 8, (0, number)).unwrap();

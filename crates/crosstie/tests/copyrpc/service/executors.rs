@@ -5,15 +5,15 @@ use super::*;
 /// Runs `client` with a driver whose peer serves in another thread.
 fn with_server(client: impl FnOnce(Driver, Client)) {
     let stop = Arc::new(AtomicBool::new(false));
-    let (to_server, at_server) = mpsc::channel::<EndpointAddress>();
-    let (to_client, at_client) = mpsc::channel::<EndpointAddress>();
+    let (to_server, at_server) = mpsc::channel::<ConnectionAddress>();
+    let (to_client, at_client) = mpsc::channel::<ConnectionAddress>();
     let server = std::thread::spawn({
         let stop = stop.clone();
         move || {
             let context = open::<()>();
-            let endpoint = context.create_endpoint(&EndpointConfig::default()).unwrap();
-            to_client.send(endpoint.address()).unwrap();
-            endpoint.connect(&at_server.recv().unwrap(), &ConnectConfig::default()).unwrap();
+            let connection = context.create_connection(&ConnectionConfig::default()).unwrap();
+            to_client.send(connection.address()).unwrap();
+            connection.connect(&at_server.recv().unwrap(), &ConnectConfig::default()).unwrap();
             let mut service = service();
             // Relaxed: the flag orders no other data.
             while !stop.load(Ordering::Relaxed) {
@@ -24,7 +24,7 @@ fn with_server(client: impl FnOnce(Driver, Client)) {
         }
     });
     let driver = Driver::new(open());
-    let caller = driver.create_client(&EndpointConfig::default()).unwrap();
+    let caller = driver.create_client(&ConnectionConfig::default()).unwrap();
     to_server.send(caller.address()).unwrap();
     caller.connect(&at_client.recv().unwrap(), &ConnectConfig::default()).unwrap();
     client(driver, caller);

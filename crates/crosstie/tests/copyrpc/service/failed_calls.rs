@@ -28,13 +28,13 @@ fn calls_time_out_whether_made_or_queued() {
 fn closed_peer_ends_its_calls_and_no_others() {
     let mut pair = Pair::new(&ring(1024, 64));
     let mut service = service();
-    let (other, _endpoint) = connect(&pair.driver, &pair.server, &ring(1024, 64));
+    let (other, _connection) = connect(&pair.driver, &pair.server, &ring(1024, 64));
     let calls: Vec<_> = (0..100).map(|number| pair.client.call::<Later>(number)).collect();
     let survivor = other.call::<Later>(1);
     while service.state().deferred.is_empty() {
         pair.turn(&mut service);
     }
-    drop(pair.endpoint.take());
+    drop(pair.connection.take());
     let ended = pair.finish(&mut service, join_all(calls));
     let failure = pair.client.failure().expect("it is over");
     assert!(ended.iter().all(|end| *end == Err(Error::Failed(failure.into()))), "{ended:?}");
@@ -62,7 +62,7 @@ fn close_ends_calls_made_and_queued() {
     assert_eq!(pair.client.failure(), Some(Failure::Closed));
 
     // Dropping the driver ends all calls.
-    let Pair { driver, client, server: _server, endpoint: _endpoint, .. } = Pair::new(&ring(1024, 4));
+    let Pair { driver, client, server: _server, connection: _connection, .. } = Pair::new(&ring(1024, 4));
     let calls: Vec<_> = (0..10).map(|number| client.call::<Double>(number)).collect();
     drop(driver);
     for mut call in calls {
@@ -78,10 +78,10 @@ fn victim() {
         return;
     }
     let context = open::<()>();
-    let endpoint = context.create_endpoint(&ring(4096, 64)).unwrap();
-    child::write(endpoint.address().as_bytes());
-    let theirs = EndpointAddress::read_from_bytes(&child::read()).unwrap();
-    endpoint.connect(&theirs, &ConnectConfig::default()).unwrap();
+    let connection = context.create_connection(&ring(4096, 64)).unwrap();
+    child::write(connection.address().as_bytes());
+    let theirs = ConnectionAddress::read_from_bytes(&child::read()).unwrap();
+    connection.connect(&theirs, &ConnectConfig::default()).unwrap();
     let mut service = service();
     loop {
         service.poll(&context, |(), _| ());
@@ -94,7 +94,7 @@ fn calls_to_a_killed_process_end_while_the_driver_sleeps() {
     let client = driver.create_client(&ring(4096, 64)).unwrap();
     let mut child = Child::start(victim, "answers");
     child.write(client.address().as_bytes());
-    let theirs = EndpointAddress::read_from_bytes(&child.read()).unwrap();
+    let theirs = ConnectionAddress::read_from_bytes(&child.read()).unwrap();
     client.connect(&theirs, &ConnectConfig::default()).unwrap();
     assert_eq!(driver.run_until(client.call::<Double>(4)), Ok(8));
     // More calls than fit into the ring, and none of them is ever answered.
@@ -144,13 +144,13 @@ fn response_without_memory_is_counted_as_undelivered() {
         type Request = u64;
         type Response = [u8; 70_000];
     }
-    let config = EndpointConfig { bulk: 70_008, ..ring(4096, 16) };
+    let config = ConnectionConfig { bulk: 70_008, ..ring(4096, 16) };
     let (driver, server) = (Driver::new(open()), open());
     // The client has bulk memory for two responses, the server for one at a time.
-    let client = driver.create_client(&EndpointConfig { bulk: 1 << 20, ..config }).unwrap();
-    let endpoint = server.create_endpoint(&config).unwrap();
-    client.connect(&endpoint.address(), &ConnectConfig::default()).unwrap();
-    endpoint.connect(&client.address(), &ConnectConfig::default()).unwrap();
+    let client = driver.create_client(&ConnectionConfig { bulk: 1 << 20, ..config }).unwrap();
+    let connection = server.create_connection(&config).unwrap();
+    client.connect(&connection.address(), &ConnectConfig::default()).unwrap();
+    connection.connect(&client.address(), &ConnectConfig::default()).unwrap();
     let mut service = Service::<(), ()>::new(()).on::<Long>(|(), number| [number as u8; 70_000]);
     let calls: Vec<_> = (0..2).map(|number| client.call::<Long>(number)).collect();
     driver.step();
@@ -180,9 +180,9 @@ fn long_request_and_its_long_response_use_the_same_bulk_memory() {
         type Request = [u8; 70_000];
         type Response = [u8; 70_000];
     }
-    let config = EndpointConfig { bulk: 70_008, ..ring(4096, 16) };
+    let config = ConnectionConfig { bulk: 70_008, ..ring(4096, 16) };
     let (driver, server) = (Driver::new(open()), open());
-    let (client, _endpoint) = connect(&driver, &server, &config);
+    let (client, _connection) = connect(&driver, &server, &config);
     let mut service = Service::<(), ()>::new(()).on::<Echo>(|(), bytes| bytes);
     for number in 0..3 {
         let mut call = client.call::<Echo>([number; 70_000]);
@@ -201,7 +201,7 @@ fn long_request_and_its_long_response_use_the_same_bulk_memory() {
 /// The requests behind it are handled by the next poll, in order.
 #[test]
 fn panicking_handler_in_a_batch_takes_nothing_else_with_it() {
-    let pair = Pair::new(&EndpointConfig::default());
+    let pair = Pair::new(&ConnectionConfig::default());
     let mut service = service();
     for panics in [0, 10, 19] {
         let mut calls = Vec::new();

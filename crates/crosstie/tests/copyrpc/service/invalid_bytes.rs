@@ -1,13 +1,13 @@
 //! Invalid bytes from the peer, and random sequences of calls.
 
 use super::*;
-use crate::connect_endpoints;
+use crate::connect_pair;
 
 #[test]
 fn invalid_requests_are_answered_with_an_error() {
     let mut random = Random(seed());
     let (client, server) = (open::<usize>(), open::<()>());
-    let (here, _there) = connect_endpoints(&client, &server, &EndpointConfig::default());
+    let (here, _there) = connect_pair(&client, &server, &ConnectionConfig::default());
     let mut service = service();
     let mut statuses = BTreeMap::<Vec<u8>, u64>::new();
     for round in 0..20_000 {
@@ -49,7 +49,7 @@ fn invalid_requests_are_answered_with_an_error() {
 #[test]
 fn invalid_responses_end_only_their_own_call() {
     let mut random = Random(seed());
-    let pair = Pair::new(&EndpointConfig::default());
+    let pair = Pair::new(&ConnectionConfig::default());
     for round in 0..5_000 {
         let len = [0, 3, 8, 9, 16][random.below(5) as usize];
         let mut bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();

@@ -21,7 +21,7 @@ use crosstie::copyrpc::service::{
     Call, CallToken, Client, Deferred, Driver, Error, Handlers, Method, Refused, Service,
 };
 use crosstie::copyrpc::{
-    CallFailed, Config, Context, Endpoint, EndpointAddress, EndpointConfig, Failure, NotCalled,
+    CallFailed, Config, Connection, ConnectionAddress, ConnectionConfig, Context, Failure, NotCalled,
 };
 use crosstie::device::fault::Odds;
 use crosstie::device::{ConnectConfig, DeviceSpec};
@@ -90,8 +90,8 @@ fn open<U>() -> Context<U> {
     Context::open(&DeviceSpec::Software, &Config::default()).unwrap()
 }
 
-fn ring(bytes: usize, pending_calls: usize) -> EndpointConfig {
-    EndpointConfig { ring: bytes, credit: bytes / 4, pending_calls, bulk: 0, ..EndpointConfig::default() }
+fn ring(bytes: usize, pending_calls: usize) -> ConnectionConfig {
+    ConnectionConfig { ring: bytes, credit: bytes / 4, pending_calls, bulk: 0, ..ConnectionConfig::default() }
 }
 
 /// A driver with a client, and the context of a server that is connected to it.
@@ -99,23 +99,23 @@ struct Pair {
     driver: Driver,
     client: Client,
     server: Context<()>,
-    endpoint: Option<Endpoint<()>>,
+    connection: Option<Connection<()>>,
     /// Polls so far.
     turns: Cell<u32>,
 }
 
 impl Pair {
-    fn new(config: &EndpointConfig) -> Pair {
+    fn new(config: &ConnectionConfig) -> Pair {
         Pair::with_limit(config, 1 << 20)
     }
 
-    fn with_limit(config: &EndpointConfig, calls: usize) -> Pair {
+    fn with_limit(config: &ConnectionConfig, calls: usize) -> Pair {
         // One executes requests while they are posted; the other one queues them, as a NIC does.
         let queued = DeviceSpec::Fault { seed: 0, odds: Odds::NEVER, inner: Box::default() };
         let server = Context::open(&queued, &Config::default()).unwrap();
         let driver = Driver::with_limit(open(), calls);
-        let (client, endpoint) = connect(&driver, &server, config);
-        Pair { driver, client, server, endpoint: Some(endpoint), turns: Cell::new(0) }
+        let (client, connection) = connect(&driver, &server, config);
+        Pair { driver, client, server, connection: Some(connection), turns: Cell::new(0) }
     }
 
     /// Polls both sides once.
@@ -150,12 +150,13 @@ impl Pair {
     }
 }
 
-fn connect(driver: &Driver, server: &Context<()>, config: &EndpointConfig) -> (Client, Endpoint<()>) {
-    let (client, endpoint) = (driver.create_client(config).unwrap(), server.create_endpoint(config).unwrap());
+fn connect(driver: &Driver, server: &Context<()>, config: &ConnectionConfig) -> (Client, Connection<()>) {
+    let (client, connection) =
+        (driver.create_client(config).unwrap(), server.create_connection(config).unwrap());
     let hasty = ConnectConfig { timeout: 8, retry_count: 1, ..ConnectConfig::default() };
-    client.connect(&endpoint.address(), &hasty).unwrap();
-    endpoint.connect(&client.address(), &hasty).unwrap();
-    (client, endpoint)
+    client.connect(&connection.address(), &hasty).unwrap();
+    connection.connect(&client.address(), &hasty).unwrap();
+    (client, connection)
 }
 
 fn peek<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
@@ -164,7 +165,7 @@ fn peek<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 
 #[test]
 fn concurrent_calls_get_their_own_responses() {
-    let pair = Pair::new(&EndpointConfig::default());
+    let pair = Pair::new(&ConnectionConfig::default());
     let mut service = service();
     let calls = join_all((0..3000).map(|number| pair.client.call::<Double>(number)));
     let answers = pair.finish(&mut service, calls);
@@ -251,7 +252,7 @@ fn deferred_replies_may_be_sent_in_any_order() {
 
 #[test]
 fn refusals_unknown_methods_and_panics_are_typed_errors() {
-    let pair = Pair::new(&EndpointConfig::default());
+    let pair = Pair::new(&ConnectionConfig::default());
     let mut service = service();
     assert_eq!(pair.finish(&mut service, pair.client.call::<Choose>(Choice::Take)), Ok(1));
     let refused = pair.finish(&mut service, pair.client.call::<Choose>(Choice::Leave));
@@ -312,7 +313,7 @@ fn futures_may_be_dropped_at_any_time() {
 
 #[test]
 fn number_of_open_calls_is_limited() {
-    let pair = Pair::with_limit(&EndpointConfig::default(), 3);
+    let pair = Pair::with_limit(&ConnectionConfig::default(), 3);
     let mut service = service();
     let calls: Vec<_> = (0..3).map(|number| pair.client.call::<Double>(number)).collect();
     assert_eq!(peek(&mut pair.client.call::<Double>(4)), Poll::Ready(Err(Error::TooManyCalls(3))));
@@ -324,7 +325,7 @@ fn number_of_open_calls_is_limited() {
 /// A call that cannot be made has ended. It counts until its future has taken the error.
 #[test]
 fn calls_that_cannot_be_made_keep_their_error_for_the_future() {
-    let pair = Pair::with_limit(&EndpointConfig::default(), 2);
+    let pair = Pair::with_limit(&ConnectionConfig::default(), 2);
     let mut service = service();
     let unconnected = pair.driver.create_client(&ring(1024, 64)).unwrap();
     let not_connected = Poll::Ready(Err(Error::NotCalled(NotCalled::NotConnected)));

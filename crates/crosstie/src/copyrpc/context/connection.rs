@@ -1,38 +1,38 @@
-//! One side of a connection, as the application holds it.
+//! A connection, as the application has it.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::ContextCore;
-use crate::copyrpc::address::{EndpointAddress, EndpointId};
-use crate::copyrpc::connection::Connection;
+use crate::copyrpc::address::{ConnectionAddress, ConnectionId};
+use crate::copyrpc::connection::ConnectionCore;
 use crate::copyrpc::error::{CallError, ConnectError, Failure};
 use crate::copyrpc::flush_policy::{self, SendTiming};
 use crate::device::ConnectConfig;
 
-/// One side of a connection. Dropping it closes the connection.
-pub struct Endpoint<U> {
-    pub(super) connection: Rc<Connection<U>>,
+/// A connection to a peer. Dropping it closes the connection.
+pub struct Connection<U> {
+    pub(super) connection: Rc<ConnectionCore<U>>,
     pub(super) core: Rc<ContextCore<U>>,
 }
 
-impl<U> Endpoint<U> {
-    pub(super) fn new(connection: Rc<Connection<U>>, core: Rc<ContextCore<U>>) -> Endpoint<U> {
-        Endpoint { connection, core }
+impl<U> Connection<U> {
+    pub(super) fn new(connection: Rc<ConnectionCore<U>>, core: Rc<ContextCore<U>>) -> Connection<U> {
+        Connection { connection, core }
     }
 
-    /// The id of the endpoint in its context. Requests that arrive through it [have the same id](super::RecvHandle::endpoint).
-    pub fn id(&self) -> EndpointId {
-        EndpointId(self.connection.key)
+    /// The id of the connection in its context. Requests that arrive through it [have the same id](super::RecvHandle::connection).
+    pub fn id(&self) -> ConnectionId {
+        ConnectionId(self.connection.key)
     }
 
-    /// The address that the peer needs to connect to this endpoint.
-    pub fn address(&self) -> EndpointAddress {
+    /// The address of this side, which the peer needs to connect.
+    pub fn address(&self) -> ConnectionAddress {
         self.connection.address()
     }
 
-    /// Connects to the peer's endpoint. The peer does the same; neither waits for the other.
-    pub fn connect(&self, peer: &EndpointAddress, config: &ConnectConfig) -> Result<(), ConnectError> {
+    /// Connects to the peer whose side has this address. The peer does the same; neither waits for the other.
+    pub fn connect(&self, peer: &ConnectionAddress, config: &ConnectConfig) -> Result<(), ConnectError> {
         self.connection.connect(&self.core.pd, peer, config)
     }
 
@@ -40,15 +40,15 @@ impl<U> Endpoint<U> {
     /// together with `user`. A call of at most 32 bytes goes out at once if no other call is pending, one between two polls; all others go
     /// with the next poll or flush.
     ///
-    /// Request and response may have up to 1 GiB, as far as the [bulk memory](crate::copyrpc::EndpointConfig::bulk) of both sides
-    /// allows, see [`max_lengths`](Endpoint::max_lengths). A request that is [too long for the
-    /// ring](Endpoint::max_ring_lengths) is copied to bulk memory, and the peer READs it from there.
+    /// Request and response may have up to 1 GiB, as far as the [bulk memory](crate::copyrpc::ConnectionConfig::bulk) of both sides
+    /// allows, see [`max_lengths`](Connection::max_lengths). A request that is [too long for the
+    /// ring](Connection::max_ring_lengths) is copied to bulk memory, and the peer READs it from there.
     #[inline]
     pub fn call(&self, payload: &[u8], response: usize, user: U) -> Result<(), CallError<U>> {
         self.start_call(payload, response, user, None)
     }
 
-    /// Like [`call`](Endpoint::call). Without a response within `timeout` the call ends as
+    /// Like [`call`](Connection::call). Without a response within `timeout` the call ends as
     /// [`TimedOut`](crate::copyrpc::CallFailed::TimedOut).
     pub fn call_within(
         &self,
@@ -83,10 +83,10 @@ impl<U> Endpoint<U> {
                 core.flush_after_write(&self.connection, timing);
                 Ok(())
             }
-            Err((cause, user)) => {
+            Err(error) => {
                 // The flush may READ the peer's position, to find room.
                 core.schedule_flush(&self.connection);
-                Err(CallError { cause, user })
+                Err(error)
             }
         }
     }
@@ -96,12 +96,12 @@ impl<U> Endpoint<U> {
         self.connection.pending_calls()
     }
 
-    /// The longest request, and the longest response that a call can ask for. `None` before the endpoint is connected.
+    /// The longest request, and the longest response that a call can ask for. `None` before [`connect`](Connection::connect).
     pub fn max_lengths(&self) -> Option<(usize, usize)> {
         self.connection.max_lengths()
     }
 
-    /// Like [`max_lengths`](Endpoint::max_lengths), for payloads that travel in the rings.
+    /// Like [`max_lengths`](Connection::max_lengths), for payloads that travel in the rings.
     pub fn max_ring_lengths(&self) -> Option<(usize, usize)> {
         self.connection.max_ring_lengths()
     }
@@ -117,7 +117,7 @@ impl<U> Endpoint<U> {
     }
 }
 
-impl<U> Drop for Endpoint<U> {
+impl<U> Drop for Connection<U> {
     fn drop(&mut self) {
         drop(self.core.remove_connection(&self.connection));
     }
