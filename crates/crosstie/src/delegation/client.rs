@@ -78,17 +78,17 @@ impl Transport for RingTransport {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    #[inline(always)]
+    #[inline]
     fn parker(&self) -> &Parker {
         &self.parker
     }
 
-    #[inline(always)]
+    #[inline]
     fn reserve(&mut self) -> Option<u64> {
         let (header, claim): (&RingHeader, &AtomicU64) = (&self.ring.header, &self.claim);
         let depth = u64::from(self.ring.layout.ring_depth);
@@ -112,7 +112,7 @@ impl Transport for RingTransport {
         None
     }
 
-    #[inline(always)]
+    #[inline]
     fn publish(&self, position: u64, started: StartedCall, bytes: &[u8]) {
         let header: &RingHeader = &self.ring.header;
         let slot = self.ring.request(position);
@@ -130,7 +130,7 @@ impl Transport for RingTransport {
         header.parker.notify();
     }
 
-    #[inline(always)]
+    #[inline]
     fn response(
         &self,
         slot: usize,
@@ -165,7 +165,7 @@ impl RingTransport {
     /// of the next one yet.
     ///
     /// The slot itself is not read: that would take its cache line from the server.
-    #[inline(always)]
+    #[inline]
     fn invalidate_equal_response(&self, started: StartedCall, key: ResponseKey) {
         if ResponseKey::are_equal(started.previous, started.call) {
             // The commit of the request, a Release store, orders this store before the server's next store to the word.
@@ -173,7 +173,7 @@ impl RingTransport {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn response_slot(&self, slot: usize) -> Slot<'_, RESPONSE_PAYLOAD_AT> {
         self.responses.masked(slot)
     }

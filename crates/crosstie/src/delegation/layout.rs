@@ -242,7 +242,7 @@ impl SharedRing {
     }
 
     /// A response slot of the client with this index.
-    #[inline(always)]
+    #[inline]
     pub(super) fn response(&self, client: usize, slot: usize) -> Slot<'_, RESPONSE_PAYLOAD_AT> {
         self.responses.slot(client * self.resp_depth + slot)
     }
@@ -253,13 +253,13 @@ impl SharedRing {
     }
 
     /// The request slots: as many as a power of two.
-    #[inline(always)]
+    #[inline]
     pub(super) fn requests(&self) -> &Slots<REQUEST_PAYLOAD_AT> {
         &self.requests
     }
 
     /// The request slot of a position.
-    #[inline(always)]
+    #[inline]
     pub(super) fn request(&self, position: u64) -> Slot<'_, REQUEST_PAYLOAD_AT> {
         self.requests.masked(position as usize)
     }
@@ -311,7 +311,7 @@ impl<const PAYLOAD_AT: usize> Slots<PAYLOAD_AT> {
         })
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn slot(&self, slot: usize) -> Slot<'_, PAYLOAD_AT> {
         assert!(slot < self.count);
         // SAFETY: inside the segment, which `self` keeps mapped, as `slot < count`.
@@ -320,13 +320,13 @@ impl<const PAYLOAD_AT: usize> Slots<PAYLOAD_AT> {
     }
 
     /// The slot whose index has the lower bits of `index`, as many as `count` has, which is to be a power of two.
-    #[inline(always)]
+    #[inline]
     pub(super) fn masked(&self, index: usize) -> Slot<'_, PAYLOAD_AT> {
         self.view().masked(index)
     }
 
     /// The slots by value, for loops: their address and size are loaded once, not after every atomic access.
-    #[inline(always)]
+    #[inline]
     pub(super) fn view(&self) -> SlotsView<'_, PAYLOAD_AT> {
         let &Slots { first, mask, stride, payload_len, .. } = self;
         SlotsView { first, mask, stride, payload_len, slots: PhantomData }
@@ -345,7 +345,7 @@ pub(super) struct SlotsView<'s, const PAYLOAD_AT: usize> {
 
 impl<'s, const PAYLOAD_AT: usize> SlotsView<'s, PAYLOAD_AT> {
     /// As [`Slots::masked`].
-    #[inline(always)]
+    #[inline]
     pub(super) fn masked(self, index: usize) -> Slot<'s, PAYLOAD_AT> {
         // SAFETY: inside the segment, which the `Slots` keep mapped during `'s`: `index & mask` is at most `mask`, which is less than the
         // number of slots.
@@ -375,7 +375,7 @@ impl<'s, const PAYLOAD_AT: usize> Slot<'s, PAYLOAD_AT> {
     }
 
     /// Copies a payload in. Peers that break the protocol may write at the same time.
-    #[inline(always)]
+    #[inline]
     pub(super) fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= Self::MIN_PAYLOAD || bytes.len() <= self.payload_len);
         // SAFETY: inside the slot, which has at least a cache line. The payload area is aligned to 8 bytes, and its length is a multiple
@@ -384,7 +384,7 @@ impl<'s, const PAYLOAD_AT: usize> Slot<'s, PAYLOAD_AT> {
     }
 
     /// Copies a payload out.
-    #[inline(always)]
+    #[inline]
     pub(super) fn read(&self, bytes: &mut [u8]) {
         assert!(bytes.len() <= Self::MIN_PAYLOAD || bytes.len() <= self.payload_len);
         // SAFETY: as in `write`.

@@ -346,7 +346,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 }
 
 /// Whether a response of `len` bytes is allowed.
-#[inline(always)]
+#[inline]
 fn check_len<Resp: Message + ?Sized>(
     len: usize,
     layout: &RingLayout,
@@ -362,7 +362,7 @@ fn check_len<Resp: Message + ?Sized>(
 
 impl ReplyTarget {
     /// Writes a response, if the client's [lease](super::lease) of its response slots has not ended.
-    #[inline(always)]
+    #[inline]
     fn reply(
         &self,
         registry: &ClientRegistry,
@@ -393,7 +393,7 @@ impl ReplyTarget {
 impl Core {
     /// The client of the next request, if the request is there. Reads the stamp of that request, and nothing that other
     /// requests change.
-    #[inline(always)]
+    #[inline]
     fn next_committed(&self) -> Option<ClientKey> {
         self.committed_at(self.cursor)
     }
@@ -415,7 +415,7 @@ impl Core {
     }
 
     /// How many positions from the cursor on have a request, up to `most`.
-    #[inline(always)]
+    #[inline]
     fn count_committed(&self, most: u64) -> u64 {
         let (requests, cursor) = (self.ring.requests().view(), self.cursor);
         let mut count = 0;
@@ -431,7 +431,7 @@ impl Core {
     }
 
     /// Position and client of the next request: of a client that was passed and has continued, or at the cursor.
-    #[inline(always)]
+    #[inline]
     fn next_request(&self) -> Option<(u64, ClientKey)> {
         if !self.stalled.is_empty()
             && let Some(request) = self.late_request()
@@ -446,7 +446,7 @@ impl Core {
         self.stalled.iter().find_map(|position| Some((position, self.committed_at(position)?)))
     }
 
-    #[inline(always)]
+    #[inline]
     fn has_request(&self) -> bool {
         self.next_request().is_some()
     }
@@ -456,7 +456,7 @@ impl Core {
         !self.stalled.is_empty() || self.ring.header.head.load(Relaxed) != self.cursor
     }
 
-    #[inline(always)]
+    #[inline]
     fn committed_at(&self, position: u64) -> Option<ClientKey> {
         // Acquire, partner: the Release store in `RingTransport::publish`. The request becomes visible with it.
         committed_by(self.ring.request(position).word().load(Acquire), position)
@@ -533,7 +533,7 @@ impl Core {
 
     /// Whether the clients are to be told which positions are free when the next request was taken. `ready` ends there at the
     /// latest, so this need not be asked for each request.
-    #[inline(always)]
+    #[inline]
     fn is_tail_due_after_next(&self) -> bool {
         self.cursor.wrapping_sub(self.published_tail) >= self.batch - 1
     }
@@ -562,7 +562,7 @@ impl Core {
         taken
     }
 
-    #[inline(always)]
+    #[inline]
     fn reply<Resp: Message + ?Sized>(
         &mut self,
         ticket: Ticket,

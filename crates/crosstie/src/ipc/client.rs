@@ -62,34 +62,34 @@ impl Transport for LaneTransport {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    #[inline(always)]
+    #[inline]
     fn parker(&self) -> &Parker {
         self.lane.parker()
     }
 
-    #[inline(always)]
+    #[inline]
     fn reserve(&mut self) -> Option<()> {
         Some(())
     }
 
-    #[inline(always)]
+    #[inline]
     fn publish(&self, (): (), started: StartedCall, bytes: &[u8]) {
         let slot = self.lane.slot(started.slot);
         slot.write(bytes);
         self.publish_request(slot, started, bytes.len());
     }
 
-    #[inline(always)]
+    #[inline]
     fn demote_request(&self, slot: usize) {
         self.lane.demote(slot);
     }
 
-    #[inline(always)]
+    #[inline]
     fn response(
         &self,
         slot: usize,
@@ -101,7 +101,7 @@ impl Transport for LaneTransport {
         Some((len, move |buffer: &mut [u8]| slot.read(buffer)))
     }
 
-    #[inline(always)]
+    #[inline]
     fn prefetch_responses(&self, slot: usize, count: usize) {
         self.lane.prefetch(slot, count.min(MAX_PREFETCH));
     }
@@ -122,7 +122,7 @@ impl<Resp: Message + ?Sized, Token> Client<[u8], Resp, Token> {
 }
 
 impl LaneTransport {
-    #[inline(always)]
+    #[inline]
     fn publish_request(&self, slot: Slot<'_>, started: StartedCall, len: usize) {
         lane::publish_request(slot.word(), started, len);
         self.server_page.parker().notify();

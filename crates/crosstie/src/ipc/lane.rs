@@ -211,7 +211,7 @@ impl ServedLane {
     }
 
     /// Takes the next request, see [`Cursor::take`]. Returns its slot, too.
-    #[inline(always)]
+    #[inline]
     pub(super) fn take(&mut self, size: Option<usize>) -> (Slot<'_>, Next) {
         // SAFETY: the cursor is at a slot of this lane.
         let slot = unsafe { self.lane.slot_unchecked(self.cursor.slot()) };

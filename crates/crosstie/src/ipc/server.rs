@@ -303,7 +303,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 
     /// Finds no more requests while [`recv`](Server::recv) has some to hand out that an earlier
     /// [`poll_with_prefetch`](Server::poll_with_prefetch) took: the requests of a client keep their order.
-    #[inline(always)]
+    #[inline]
     fn poll_clients(&mut self, should_check: impl FnMut(&ConnectedClient, u32) -> bool) -> usize {
         match self.taken_count - self.next_taken {
             0 => self.core.poll(should_check),
@@ -416,7 +416,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 
     /// The next request that [`poll_with_prefetch`](Server::poll_with_prefetch) took. That poll leaves no client to be served.
-    #[inline(always)]
+    #[inline]
     fn recv_taken(&mut self) -> Option<Request<'_, Req, Resp>> {
         let next = self.next_taken()?;
         let TakenRequest { index, client, slot, call, .. } = self.taken[next];
@@ -434,7 +434,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
     }
 
     /// The next request that `poll_with_prefetch` took, of a client that has not been disconnected meanwhile.
-    #[inline(always)]
+    #[inline]
     fn next_taken(&mut self) -> Option<usize> {
         while self.next_taken < self.taken_count {
             let next = self.next_taken;
@@ -476,7 +476,7 @@ impl<Req: Message + ?Sized, Resp: Message + ?Sized> Server<Req, Resp> {
 struct Violation;
 
 /// Whether a response of `len` bytes is allowed.
-#[inline(always)]
+#[inline]
 fn check_len<Resp: Message + ?Sized>(
     len: usize,
     limit: usize,
@@ -490,7 +490,7 @@ fn check_len<Resp: Message + ?Sized>(
 }
 
 /// Makes the response visible that was written into the slot.
-#[inline(always)]
+#[inline]
 fn publish_response(slot: Slot<'_>, call: CallNumber, len: usize) {
     lane::publish_response(slot.word(), call, len);
     slot.demote();
@@ -498,7 +498,7 @@ fn publish_response(slot: Slot<'_>, call: CallNumber, len: usize) {
 }
 
 /// Takes room for one more request. False if there was none: then the client broke the protocol, and its room does not matter any more.
-#[inline(always)]
+#[inline]
 fn take_room(room: &mut i32) -> bool {
     *room -= 1;
     *room >= 0
@@ -512,7 +512,7 @@ impl ConnectedClient {
 
     /// Takes the next request out of the lane. Returns its slot, call number and length. Trusts nothing that the client
     /// wrote.
-    #[inline(always)]
+    #[inline]
     fn take<Req: Message + ?Sized>(
         &mut self,
         inbox: &mut Req::Inbox,

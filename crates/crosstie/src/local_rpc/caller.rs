@@ -97,7 +97,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
     }
 
     /// Called when a request was published.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn demote_request(&self, started: StartedCall) {
         if let Some(slot) = self.calls.slot_to_demote(started.slot) {
             self.transport.demote_request(slot);
@@ -105,7 +105,7 @@ impl<T: Transport, Req: Message + ?Sized, Resp: Message + ?Sized, Token> Caller<
     }
 
     /// Starts a call with a request of `len` bytes, if that is possible now.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn start_call(
         &mut self,
         len: usize,

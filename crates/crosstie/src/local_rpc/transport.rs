@@ -33,7 +33,7 @@ pub trait Transport: Sized {
     /// Writes a request and makes it visible to the server.
     fn publish(&self, reservation: Self::Reservation, started: StartedCall, bytes: &[u8]);
     /// Moves the cache line of a request that was published towards the caches that all cores share, where that helps the server.
-    #[inline(always)]
+    #[inline]
     fn demote_request(&self, _slot: usize) {}
     /// The response to this call, if it is there: its length, and a function that copies it out. The length is not validated:
     /// any process that maps the memory may have written it. `size`: the length of all valid responses, if they have the same.
@@ -44,13 +44,13 @@ pub trait Transport: Sized {
         size: Option<usize>,
     ) -> Option<(usize, impl FnOnce(&mut [u8]))>;
     /// Whether the response to this call is there.
-    #[inline(always)]
+    #[inline]
     fn has_response(&self, slot: usize, call: CallNumber) -> bool {
         self.response(slot, call, None).is_some()
     }
     /// Prefetches the response in this slot, which is there, and those in up to `count` slots from it, which the caller is
     /// about to read.
-    #[inline(always)]
+    #[inline]
     fn prefetch_responses(&self, _slot: usize, _count: usize) {}
 }
 

@@ -190,8 +190,7 @@ impl<T> CallTable<T> {
     }
 
     /// Starts a call in a table that is not full.
-    // Inlined: the result is never stored.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn start_with_room(&mut self, token: T) -> StartedCall {
         debug_assert!(!self.is_full());
         if self.in_flight == 0 {
@@ -215,7 +214,7 @@ impl<T> CallTable<T> {
     }
 
     /// Takes the next slot for a call, and chooses the slot after it.
-    #[inline(always)]
+    #[inline]
     fn take_slot(&mut self, used_by: UsedBy<T>) -> StartedCall {
         let (slot, call, entries) = (self.next, self.call, &mut *self.entries);
         let next = if self.in_flight == 0 && self.blocking == 0 {
@@ -247,7 +246,7 @@ impl<T> CallTable<T> {
     /// With few calls in flight: the line of the request itself. The callee is about to read it. With many calls in flight, the line of an
     /// earlier request: the callee is not as far yet, and the instruction need not wait until the request has left the core. With
     /// one call in flight none, as the callee polls the line and has it before.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn slot_to_demote(&self, slot: usize) -> Option<usize> {
         if !self.demotes {
             None
@@ -285,7 +284,7 @@ impl<T> CallTable<T> {
     }
 
     /// The slot in which the next response is expected. There need not be a call in it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn expect(&mut self) -> ExpectedCall<'_, T> {
         let CallTable { entries, expected, in_flight, .. } = self;
         // SAFETY: `expected` is the slot of an entry.
@@ -416,25 +415,25 @@ pub(crate) struct ExpectedCall<'t, T> {
 }
 
 impl<T> ExpectedCall<'_, T> {
-    #[inline(always)]
+    #[inline]
     pub(crate) fn slot(&self) -> usize {
         self.slot
     }
 
     /// The call that uses the slot, or used it last.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn call(&self) -> CallNumber {
         self.entry.call
     }
 
     /// Whether a call with a token uses the slot.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn has_token(&self) -> bool {
         self.entry.has_token()
     }
 
     /// Finishes the call: frees the slot, and returns the token. None if there is no call with a token.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn finish(self) -> Option<T> {
         if !self.entry.has_token() {
             return None;

@@ -48,7 +48,7 @@ fn publish_response_ordered<W: Word>(word: &W, call: CallNumber, len: usize, ord
 }
 
 /// The length of the response to this call, if the response is there. `size`: the length of all responses, if they have the same.
-#[inline(always)]
+#[inline]
 pub(crate) fn response_len<W: Word>(word: &W, call: CallNumber, size: Option<usize>) -> Option<usize> {
     // Acquire, partner: the Release store in `publish_response`.
     let word = word.load(Acquire);
@@ -60,7 +60,7 @@ pub(crate) fn response_len<W: Word>(word: &W, call: CallNumber, size: Option<usi
 }
 
 /// Whether the response to this call is there, and has this length.
-#[inline(always)]
+#[inline]
 pub(crate) fn is_response<W: Word>(word: &W, call: CallNumber, len: usize) -> bool {
     // Acquire, partner: the Release store in `publish_response`.
     word.load(Acquire) == lane::response_word(call, len)
@@ -108,13 +108,13 @@ impl Cursor {
     }
 
     /// The slot of the next request. Less than the number of slots.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn slot(&self) -> usize {
         self.slot
     }
 
     /// Whether the next request is there. `word` is the word of its slot.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_at<W: Word>(&self, word: &W) -> bool {
         // Relaxed: the request itself is read by whoever takes it.
         (word.load(Relaxed) ^ self.word) >> CALL_AT == 0

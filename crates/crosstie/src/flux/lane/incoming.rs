@@ -106,13 +106,13 @@ pub(super) struct IncomingLane<Req, Resp> {
 }
 
 impl<Req, Resp> IncomingLane<Req, Resp> {
-    #[inline(always)]
+    #[inline]
     fn has_request(&self) -> bool {
         self.cursor.is_at(&self.slots[self.cursor.slot()].word)
     }
 
     /// Takes the next request: its message, slot and call.
-    #[inline(always)]
+    #[inline]
     fn take_next(&mut self) -> Option<(Req, u32, CallNumber)> {
         // SAFETY: the cursor is at a slot that exists.
         let entry = unsafe { self.slots.get_unchecked(self.cursor.slot()) };
@@ -129,7 +129,7 @@ impl<Req, Resp> IncomingLane<Req, Resp> {
     ///
     /// # Safety
     /// A request of this call was received from this slot, and not replied to.
-    #[inline(always)]
+    #[inline]
     unsafe fn reply(&mut self, slot: u32, call: CallNumber, response: Resp) -> Result<(), Resp> {
         if self.caller.is_gone() {
             return Err(response);
@@ -169,7 +169,7 @@ pub(in super::super) struct IncomingLanes<Req, Resp> {
 }
 
 impl<Req, Resp> IncomingLanes<Req, Resp> {
-    #[inline(always)]
+    #[inline]
     pub(in super::super) fn receive(&mut self) -> Option<Request<'_, Req, Resp>> {
         let (message, slot, call) = self.take_next()?;
         let client = self.current;
@@ -177,7 +177,7 @@ impl<Req, Resp> IncomingLanes<Req, Resp> {
     }
 
     /// Takes the next request of any caller, and makes its lane the current one.
-    #[inline(always)]
+    #[inline]
     fn take_next(&mut self) -> Option<(Req, u32, CallNumber)> {
         if self.left_in_burst > 0
             && let Some(taken) = self.lanes[self.current].take_next()
@@ -210,7 +210,7 @@ impl<Req, Resp> IncomingLanes<Req, Resp> {
         None
     }
 
-    #[inline(always)]
+    #[inline]
     pub(in super::super) fn reply(&mut self, ticket: Ticket, response: Resp) -> Result<(), ReplyError<Resp>> {
         let lane = match self.lanes.get_mut(ticket.client()) {
             Some(lane) if lane.key == ticket.key => lane,

@@ -97,7 +97,7 @@ mod sync {
             UnsafeCell(core::cell::UnsafeCell::new(value))
         }
 
-        #[inline(always)]
+        #[inline]
         pub(super) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
             access(self.0.get())
         }

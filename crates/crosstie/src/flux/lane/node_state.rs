@@ -17,7 +17,7 @@ pub(super) struct NodeState {
 }
 
 impl NodeState {
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_gone(&self) -> bool {
         // Acquire, partner: the Release store in `IncomingLanes::leave`.
         self.gone.load(Acquire) != 0

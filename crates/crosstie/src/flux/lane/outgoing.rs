@@ -25,7 +25,7 @@ pub(in super::super) struct OutgoingLane<Req, Resp, Token> {
 }
 
 impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
-    #[inline(always)]
+    #[inline]
     pub(in super::super) fn call(&mut self, request: Req, token: Token) -> Result<(), CallError<Req, Token>> {
         let target = self.target;
         if self.callee.is_gone() {
@@ -72,7 +72,7 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
 
     /// Takes the response that is expected next. Responses come in the order of the calls, if the target replies in that
     /// order.
-    #[inline(always)]
+    #[inline]
     pub(in super::super) fn take_expected(&mut self) -> Option<(Token, Resp)> {
         loop {
             let expected = self.calls.expect();
@@ -93,7 +93,7 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
 
     /// If the response that is expected next is there, prefetches the cache lines of that slot and those after it for writing. The caller
     /// is about to read them and soon after to write them: one request to the callee's core instead of two.
-    #[inline(always)]
+    #[inline]
     pub(in super::super) fn prefetch(&mut self, count: usize) {
         let expected = self.calls.expect();
         let (slot, count) = (expected.slot(), count.min(MAX_PREFETCH));
@@ -108,7 +108,7 @@ impl<Req, Resp, Token> OutgoingLane<Req, Resp, Token> {
 
     /// To be called when [`take_expected`](Self::take_expected) returned None, or as often as its caller wanted; `found` says whether it
     /// returned any response before. Returns whether to call [`take_out_of_order`](Self::take_out_of_order) now.
-    #[inline(always)]
+    #[inline]
     pub(in super::super) fn note_end(&mut self, found: bool, missed: bool) -> bool {
         if found {
             self.calls.forget_misses();

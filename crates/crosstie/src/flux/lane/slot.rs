@@ -61,7 +61,7 @@ impl<Req, Resp> Slot<Req, Resp> {
 
     /// # Safety
     /// The slot holds nothing, and this thread owns it.
-    #[inline(always)]
+    #[inline]
     pub(super) unsafe fn put_request(&self, request: Req) {
         // SAFETY: nobody else touches the body, and nothing in it needs dropping.
         self.body.with_mut(|body| unsafe { (&raw mut (*body).request).write(ManuallyDrop::new(request)) });
@@ -69,7 +69,7 @@ impl<Req, Resp> Slot<Req, Resp> {
 
     /// # Safety
     /// The slot holds a request, and this thread owns it. Afterwards the slot holds nothing.
-    #[inline(always)]
+    #[inline]
     pub(super) unsafe fn take_request(&self) -> Req {
         // SAFETY: nobody else touches the body, and nobody will read the request again.
         self.body.with_mut(|body| unsafe { ManuallyDrop::into_inner((&raw const (*body).request).read()) })
@@ -77,7 +77,7 @@ impl<Req, Resp> Slot<Req, Resp> {
 
     /// # Safety
     /// The slot holds nothing, and this thread owns it.
-    #[inline(always)]
+    #[inline]
     pub(super) unsafe fn put_response(&self, response: Resp) {
         // SAFETY: as in `put_request`.
         self.body.with_mut(|body| unsafe { (&raw mut (*body).response).write(ManuallyDrop::new(response)) });
@@ -85,7 +85,7 @@ impl<Req, Resp> Slot<Req, Resp> {
 
     /// # Safety
     /// The slot holds a response, and this thread owns it. Afterwards the slot holds nothing.
-    #[inline(always)]
+    #[inline]
     pub(super) unsafe fn take_response(&self) -> Resp {
         // SAFETY: as in `take_request`.
         self.body.with_mut(|body| unsafe { ManuallyDrop::into_inner((&raw const (*body).response).read()) })
