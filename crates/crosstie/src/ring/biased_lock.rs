@@ -124,7 +124,7 @@ impl<T, O: Orders> BiasedLock<T, O> {
     }
 
     /// The address of the value. The caller has the lock; loom checks that nobody else accesses the value.
-    #[inline(always)]
+    #[inline]
     fn value(&self) -> *mut T {
         self.value.with_mut(|value| value)
     }

@@ -15,13 +15,13 @@ impl<T> UnsafeCell<T> {
     }
 
     /// Hands out the pointer for reading.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())
     }
 
     /// Hands out the pointer for reading and writing.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }

@@ -155,7 +155,7 @@ impl<T, O: Orders> CombiningLock<T, O> {
         self.lock(true)
     }
 
-    #[inline(always)]
+    #[inline]
     fn lock(&self, calls: bool) -> Option<Guard<'_, T, O>> {
         let me = thread_number();
         let owner = self.owner.load(Relaxed);

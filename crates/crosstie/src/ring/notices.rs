@@ -62,7 +62,7 @@ impl<T> Notices<T> {
     }
 
     /// Whether there is a notice that the consumer has not taken. `seen` is what [`take`](Notices::take) has counted.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn has_new(&self, seen: u32) -> bool {
         // Acquire, partner: the Release store in `post`. What happened before the notice is visible.
         self.count.load(Acquire) != seen

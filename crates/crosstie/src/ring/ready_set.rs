@@ -51,7 +51,7 @@ impl<const WORDS: usize, W: Word> ReadySet<WORDS, W> {
         self.summary.fetch_or(1 << (lane / BITS / Self::WORDS_PER_BIT), Release);
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.summary.load(Relaxed) == 0
     }
@@ -81,12 +81,12 @@ impl<const WORDS: usize, W: Word> ReadySet<WORDS, W> {
 
 /// Whether the reader looks at a lane every time. To be called by the lane's writer after publishing an entry; if the result is
 /// false, it must add the lane to the set.
-#[inline(always)]
+#[inline]
 pub(crate) fn is_polled<W: Word>(polled: &W) -> bool {
     is_polled_after(polled, fence::light)
 }
 
-#[inline(always)]
+#[inline]
 fn is_polled_after<W: Word>(polled: &W, light: impl Fn()) -> bool {
     // Orders the publication before the load. Partner: the heavy barrier in `stop_polling`.
     light();

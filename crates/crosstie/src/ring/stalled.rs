@@ -57,7 +57,7 @@ pub(crate) struct StalledSlots<W = AtomicU64> {
 
 impl<W: Word> StalledSlots<W> {
     /// Whether a producer must leave out the slot of `position`, which it has reserved.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn contains(&self, position: u64, depth: u64) -> bool {
         // Acquire, partner: the Release stores in `publish`.
         self.count.load(Acquire) != 0 && self.lists(position, depth)
@@ -93,7 +93,7 @@ impl StalledPositions {
         StalledPositions { depth, positions: Vec::with_capacity(MAX_STALLED), waiting: None }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.positions.is_empty()
     }

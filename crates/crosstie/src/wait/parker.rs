@@ -45,7 +45,7 @@ unsafe impl Shared for Parker {}
 
 impl Parker {
     /// Wakes the owner if it is parked. To be called after publishing what the owner waits for.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn notify(&self) {
         if is_parked(&self.parked, fence::light) {
             self.wake();
@@ -69,7 +69,7 @@ pub(super) trait Futex {
 }
 
 /// Whether the owner is parked or about to park. If not, it sees what was published before this call.
-#[inline(always)]
+#[inline]
 fn is_parked(word: &impl Futex, light: impl Fn()) -> bool {
     // Orders the publication before the load of `parked`. The owner's heavy barrier, between its store of `parked` and its
     // check, takes the place of the processor fence that is missing here.
@@ -171,7 +171,7 @@ fn sleep_at_any<'p>(parkers: impl Iterator<Item = &'p Parker>, timeout: Duration
 }
 
 impl Futex for AtomicU32 {
-    #[inline(always)]
+    #[inline]
     fn load(&self) -> u32 {
         self.load(Relaxed)
     }

@@ -37,7 +37,7 @@ impl PollClock {
     }
 
     /// Counts a poll. Returns whether the clock should be [read](PollClock::read) now.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_due(&self) -> bool {
         let left = self.polls_left.get();
         if left <= 1 {
@@ -49,7 +49,7 @@ impl PollClock {
 
     /// Counts a poll. Returns whether it should do what need not be done by every poll, one in [`STEP`], and what goes by time. After a step,
     /// [`is_due_at_step`](PollClock::is_due_at_step) must be called.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_step(&self) -> bool {
         let left = self.polls_left.get().wrapping_sub(1);
         self.polls_left.set(left);
