@@ -34,7 +34,7 @@ pub(super) enum Notice {
 }
 
 /// Receives of a shared receive queue that the poller returns to the program, if they have not completed by the time when it has read what
-/// their takers published. They were collected when the takers were gone, so it does not matter who has a taker's number since.
+/// their takers published. They were collected when the takers were gone, so it does not matter who got a taker's number since.
 #[derive(Debug)]
 pub(super) struct ReturnedRecvs {
     pub(super) queue: Arc<SharedRecvQueue>,

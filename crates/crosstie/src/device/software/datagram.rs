@@ -63,8 +63,8 @@ pub struct Ah {
     address: DeviceAddress,
     /// The name of the device that made it.
     device: [u8; 16],
-    /// Needed when a queue pair sends to the device for the first time, and after a link has ended. Who waits for the lock then waits for this
-    /// device as well.
+    /// Needed when a queue pair sends to the device for the first time, and after a link has ended. A thread that waits for the lock waits for
+    /// this device.
     route: Mutex<Route>,
 }
 

@@ -427,7 +427,7 @@ impl SrqWord {
         self.0 as u32 == position as u32
     }
 
-    /// Whether the receive that was posted at `position` was taken, by a taker for which `of` holds.
+    /// Whether the receive that was posted at `position` was taken, by a taker that `of` accepts.
     pub(super) fn is_taken_by(self, position: u64, of: impl Fn(u16) -> bool) -> bool {
         self.is_at(position) && self.is_taken() && of(self.taker())
     }

@@ -3,9 +3,9 @@
 //! **A link that failed is not used again.** A call fails if the peer does not reply in time, because its process is stopped, or if the reply
 //! is not the one to this request. Its reply may still come. So the link is dead from then on: no further call is made on it, the service
 //! thread forgets it and moves its queue pairs to ERR, and the next connection to the peer makes a new link. The dead one stays open as long as
-//! somebody holds it, who may be inside an operation on the peer's segment: to the peer, its end means that the segment is unmapped.
+//! a thread uses it, which may be inside an operation on the peer's segment: when the link is closed, the peer takes the segment for unmapped.
 //!
-//! **Calls.** One at a time: the others wait for the same peer, and fail with the one that is under way. Nobody else waits for a call.
+//! **Calls.** One at a time: the others wait for the same peer, and fail with the call in progress. No other thread waits for a call.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -30,13 +30,13 @@
 //! including those of shared receive queues that the dead process had taken. Nothing is left in a file system.
 //!
 //! **A stopped peer** (SIGSTOP, a frozen container, a debugger). Nothing waits for it without a limit, except the drop of memory registered in place, see
-//! `quiescence.rs`. Who needs its service thread waits five seconds for the reply, alone: no lock that others need is held. Then the link to it is
-//! broken off, and what used the link fails, see `link.rs`.
+//! `quiescence.rs`. A thread that needs the peer's service thread waits for the reply for five seconds, without a lock that other threads need.
+//! Then it breaks the link off, and everything that used the link fails, see `link.rs`.
 //!
 //! # Layers
 //!
-//! A file knows only files of the lines above its own, except for two groups, whose files know each other: `qp` with `cq_shared`, `state` and
-//! `removal`, and `datapath` with `progress`. Each field of [`state::DeviceShared`] has a file above, which knows nothing of the device.
+//! A file knows files of its own line and of the lines above. Three groups of files know each other: `qp`, `cq_shared`, `state` and `removal`; `cq`
+//! and `cq_lanes`; `datapath` and `progress`. The type of each field of `DeviceShared` (`state.rs`) is in a file that knows nothing of the device.
 //!
 //! | file | content |
 //! | --- | --- |

@@ -4,7 +4,7 @@
 //! its sending half to a thread, and takes it back when no request is deferred any more. Until then its posts are
 //! appended to the deferred ones.
 //!
-//! **A stopped peer delays only requests to itself.** Most requests wait for nobody, and one thread executes all of them. A request that goes
+//! **A stopped peer delays only requests to itself.** Most requests do not wait for a peer, and one thread executes all of them. A request that goes
 //! through the peer's service thread ([`Link::may_wait`]) waits for the reply, at most [`REPLY_TIMEOUT`](super::control::REPLY_TIMEOUT) if the
 //! peer is stopped. It is executed by a thread that does so for this peer alone, and that ends when nothing is left for it. While it waits it
 //! has no lock, and uses a copy of the memory that the request names: reset and drop of the queue pair, and deregistration of its memory, do
@@ -59,7 +59,7 @@ fn fail_all(qp: &Arc<QpShared>) {
     retry(qp, None, &mut qp.device.attempts.add());
 }
 
-/// Runs a progress thread: for requests that may have to wait for the peer of `link`, or for those that wait for nobody.
+/// Runs a progress thread: for requests that may have to wait for the peer of `link`, or for those that do not wait.
 fn run(device: &Arc<DeviceShared>, link: Option<&Arc<Link>>) {
     let workers = &device.workers;
     let mut attempts = device.attempts.add();

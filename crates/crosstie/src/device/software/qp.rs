@@ -54,7 +54,7 @@ pub(super) struct QpShared {
     pub(super) deferred: Mutex<DeferredSends>,
     /// RC: the connected device, with the line that it writes during this connection.
     peer: Mutex<Option<ConnectedPeer>>,
-    /// Held while the connection opens, and while the queue pair goes to ERR: it is never in ERR and open.
+    /// Locked while the connection opens, and while the queue pair moves to ERR: it is never in ERR and open.
     opening: Mutex<()>,
 }
 

@@ -1,14 +1,14 @@
 //! The service thread of a device: accepts peers, notices when they are gone, and cleans up after them.
 //!
-//! The thread never blocks on a peer, only on epoll: its sockets do not block, nobody holds a lock that it needs while waiting
-//! for a peer, and a peer that does not read its replies is disconnected. Cleanup that has to wait for a peer
+//! The thread never blocks on a peer, only on epoll: its sockets do not block, no thread waits for a peer while it has a lock that the
+//! service thread needs, and a peer that does not read its replies is disconnected. Cleanup that has to wait for a peer
 //! (`quiescence.rs`) stays on a list and is tried again: after a millisecond, then less and less often.
 //!
 //! **Limits.** A connection of another user is closed when it is accepted. A peer has [a second](AwaitingHello) to send its
 //! HELLO, and at most [`MAX_AWAITING_HELLO`] may be waiting for theirs. [`MAX_PEERS`] peers may be connected, and
 //! [`MAX_PEERS_PER_PROCESS`] of one other process; fewer, if this process may open few files ([`most_peers`]). The process that says
 //! HELLO for a device must be the one that listens under the device's name: another one would get the peer lines of that device. So it
-//! must be visible here. A peer that sends files, which nobody asks for, is cut off.
+//! must be visible here. A peer that sends files is cut off.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -261,15 +261,15 @@ impl SharedRecvQueue {
         taken
     }
 
-    /// The outstanding receives that a taker took for which `of` holds, in the order of posting. Each is announced once, however often this
+    /// The outstanding receives whose taker `of` accepts, in the order of posting. Each is announced once, however often this
     /// is called: so all that wait to be returned are never more than the queue has. The caller holds `DeviceShared::cleanup`.
     pub(super) fn announce_return(&self, of: impl Fn(u16) -> bool) -> Vec<TakenSlot> {
         let is_taken = |(taken, word): &(TakenSlot, SrqWord)| word.is_taken_by(taken.position, &of);
         self.announce(self.outstanding().filter(is_taken).map(|(taken, _)| taken))
     }
 
-    /// As [`announce_return`](SharedRecvQueue::announce_return), of all receives but those that somebody took for whom `may_use` holds.
-    /// Nobody takes a receive any more.
+    /// As [`announce_return`](SharedRecvQueue::announce_return), of all receives except those whose taker `may_use` accepts. No peer takes a
+    /// receive any more.
     pub(super) fn announce_return_of_all(&self, may_use: impl Fn(u16) -> bool) -> Vec<TakenSlot> {
         for (taken, word) in self.outstanding() {
             if word.is_at(taken.position) && !word.is_taken() {

@@ -44,7 +44,7 @@ pub(super) struct DeviceShared {
     /// Serialises everything that acts in the place of a peer: voiding reservations, announcing that receives are flushed or returned,
     /// breaking a connection that a peer means, and the reset of a queue pair.
     pub(super) cleanup: Mutex<()>,
-    /// Held while the service thread accesses memory registered in place for a peer, from the check of the key to the last
+    /// Locked while the service thread accesses memory registered in place for a peer, from the check of the key to the last
     /// byte. Deregistration takes it after it has cleared the key: then no such access is under way, whether or not the
     /// peer still waits for the reply.
     pub(super) proxied_access: Mutex<()>,

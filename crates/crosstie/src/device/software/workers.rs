@@ -26,7 +26,7 @@ struct State {
 /// A progress thread.
 #[derive(Debug)]
 struct Worker {
-    /// The link whose requests it executes; `None`: requests that wait for nobody.
+    /// The link whose requests it executes; `None`: requests that do not wait for a peer.
     link: Option<Arc<Link>>,
     /// The numbers of queue pairs with deferred requests. A queue pair is in one of these lists at most.
     qps: Vec<u32>,

@@ -10,7 +10,7 @@ use crate::local::socket::{self, ListeningSocket, Socket};
 
 /// A connection that has said HELLO, and the name under which it listens.
 #[expect(dead_code, reason = "the sockets stay open")]
-pub(super) struct Held {
+pub(super) struct OpenHello {
     socket: Socket,
     listener: ListeningSocket,
     pub(super) status: u32,
@@ -31,12 +31,12 @@ pub(super) fn say_hello(to: &[u8; 16], name: &[u8; 16]) -> u32 {
 }
 
 /// Says HELLO to device `to` for `count` devices of this process.
-pub(super) fn say_hellos(to: &[u8; 16], count: u64, held: &mut Vec<Held>) {
+pub(super) fn say_hellos(to: &[u8; 16], count: u64, open: &mut Vec<OpenHello>) {
     for number in 0..count {
         let name = (u128::from(std::process::id()) << 64 | u128::from(number)).to_be_bytes();
         let listener = control::listen(&name).unwrap();
         let (socket, status) = hello(to, &name);
-        held.push(Held { socket, listener, status });
+        open.push(OpenHello { socket, listener, status });
     }
 }
 

@@ -297,7 +297,7 @@ fn attacker_process() {
     let pd = device.alloc_pd().unwrap();
     let memory = pd.allocate(4096, Access::ALL).unwrap();
     let mut ends: Option<Ends> = None;
-    let mut held = Vec::new();
+    let mut open_hellos = Vec::new();
     let mut outstanding = HashSet::new();
     let mut victim: Option<(DeviceAddress, RemoteMemory)> = None;
     let say = |text: &str| {
@@ -356,8 +356,9 @@ fn attacker_process() {
             // Says HELLO with the name of another device, or with as many names of its own as the device takes.
             ["hello", to, name] => say(&identity::say_hello(&decode(to), &decode(name)).to_string()),
             ["hellos", to, count] => {
-                identity::say_hellos(&decode(to), count.parse().unwrap(), &mut held);
-                let statuses: Vec<String> = held.iter().map(|held| held.status.to_string()).collect();
+                identity::say_hellos(&decode(to), count.parse().unwrap(), &mut open_hellos);
+                let statuses: Vec<String> =
+                    open_hellos.iter().map(|hello| hello.status.to_string()).collect();
                 say(&statuses.join(" "));
             }
             ["traffic"] => {

@@ -52,7 +52,7 @@ pub(super) struct CopyHelpers {
     job: OwnLine<CopyJob>,
 }
 
-/// Has its cache lines for itself: who spins on one word does not hold up those who change another.
+/// A value with cache lines of its own: a thread that spins on one word does not delay threads that change another.
 #[derive(Debug)]
 #[repr(align(128))]
 struct OwnLine<T>(T);

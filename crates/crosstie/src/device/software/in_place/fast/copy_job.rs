@@ -74,7 +74,7 @@ impl CopyJob {
     pub(super) fn open(&self, number: u32, transfer: &Transfer) {
         let first = u64::from(number) << 32;
         self.next.store(first | u64::from(CLOSED), Relaxed);
-        // Partner: the Acquire fence in `take_chunks`: who reads a word that is written below sees `next` closed.
+        // Partner: the Acquire fence in `take_chunks`: a thread that reads a word written below sees `next` closed.
         fence(Release);
         self.pid.store(u64::from(transfer.write) << 32 | u64::from(transfer.pid as u32), Relaxed);
         self.remote.store(transfer.remote, Relaxed);

@@ -198,7 +198,7 @@ impl PeerMappings {
         if self.regions.len() == MAX_REGIONS {
             self.regions.remove(0);
         }
-        // A copy, of which everything is checked that is used.
+        // A copy. What is used of it is checked.
         let target = Target {
             key,
             addr: entry(key).addr.load(Relaxed),
