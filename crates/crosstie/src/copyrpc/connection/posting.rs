@@ -266,7 +266,7 @@ impl<U> ConnectedState<U> {
     }
 
     /// Writes a message to the staging ring.
-    #[inline]
+    #[inline(always)]
     fn write(&mut self, placement: &Placement, payload: &[u8]) {
         let written = self.staging.store_both(placement.offset, &placement.header.encode(), payload);
         debug_assert!(written.is_ok(), "the protocol places messages inside the ring");

@@ -53,7 +53,7 @@ impl<U> ContextCore<U> {
     }
 
     /// Flushes a connection after a message was written: now, or with the next poll.
-    #[inline]
+    #[inline(always)]
     pub(super) fn flush_after_write(&self, connection: &Rc<ConnectionCore<U>>, timing: SendTiming) {
         match timing {
             SendTiming::Sent => return,

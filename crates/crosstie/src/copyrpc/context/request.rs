@@ -152,7 +152,7 @@ pub(super) struct QueueRequests<'c, U, R> {
 }
 
 impl<U, R: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRequests<'_, U, R> {
-    #[inline]
+    #[inline(always)]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         (self.on_response)(user, response);
     }
@@ -195,7 +195,7 @@ where
     F: FnMut(&mut S, Request<'_, U>) -> bool,
     G: FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
 {
-    #[inline]
+    #[inline(always)]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         (self.on_response)(self.state, user, response);
     }
