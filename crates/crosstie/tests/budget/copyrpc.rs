@@ -322,10 +322,10 @@ fn calls_stay_within_their_instruction_limits() {
     callgrind::assert_limits(
         calls_stay_within_their_instruction_limits,
         &[
-            ("one call at a time", COUNTED_ROUNDS, 2552),
-            ("calls", CALLS, 647),
-            ("calls through the queue", CALLS, 797),
-            ("typed calls", CALLS, 976),
+            ("one call at a time", COUNTED_ROUNDS, 3800),
+            ("calls", CALLS, 865),
+            ("calls through the queue", CALLS, 1190),
+            ("typed calls", CALLS, 1250),
         ],
     );
 }

@@ -219,6 +219,6 @@ fn small_operations_stay_within_their_instruction_limits() {
     }
     callgrind::assert_limits(
         small_operations_stay_within_their_instruction_limits,
-        &[("write", ROUNDS, 852), ("write_imm and imm_recv", ROUNDS, 2523), ("send and recv", ROUNDS, 4282)],
+        &[("write", ROUNDS, 1090), ("write_imm and imm_recv", ROUNDS, 2523), ("send and recv", ROUNDS, 4282)],
     );
 }
