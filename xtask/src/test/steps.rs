@@ -54,6 +54,11 @@ const LINT: Step = Step {
     work: &[check(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])],
 };
 
+/// Compiles the library with one of its features alone.
+const fn feature(name: &'static str) -> [&'static str; 9] {
+    ["clippy", "-p", "crosstie", "--no-default-features", "--features", name, "--", "-D", "warnings"]
+}
+
 /// The steps of `--quick`: a few minutes on two cores when everything is built. They build what the step `test` builds.
 pub(super) const QUICK: &[Step] = &[
     FORMAT,
@@ -135,6 +140,19 @@ pub(super) const STEPS: &[Step] = &[
         work: &[Dependencies],
     },
     LINT,
+    Step {
+        name: "features",
+        shows: "each feature of the library compiles alone, without a warning: ipc without the devices",
+        packages: &[],
+        timeout: 600,
+        work: &[
+            check(&feature("ipc")),
+            check(&feature("rpc")),
+            check(&feature("endpoint")),
+            check(&feature("rails")),
+            check(&feature("group")),
+        ],
+    },
     Step {
         name: "test",
         shows: "unit, integration and documentation tests pass in the default build",
