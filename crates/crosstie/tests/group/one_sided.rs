@@ -41,10 +41,15 @@ fn push_pull_and_put_reach_the_memory_of_every_member() {
             let push = group.push(source, 50..82, &memory, 64 * me as u64).unwrap();
             let source = futures::executor::block_on(push).unwrap().buffer;
             assert_eq!(source.into_memory::<Vec<u8>>(Duration::from_secs(5)).unwrap().len(), 100);
-            // More than there are slots, without waiting for all.
-            let puts: Vec<Put> = (0..32)
-                .map(|at| group.put(&[me as u8 + 101], &memory, 64 * me as u64 + 32 + at).unwrap())
-                .collect();
+            // Too many in flight, of which some may be those to the last peer, is back-pressure.
+            let put = |offset| loop {
+                match group.put(&[me as u8 + 101], &memory, 64 * me as u64 + 32 + offset) {
+                    Ok(put) => return put,
+                    Err(GroupError::NotStarted(NotStarted::TooManyOperations(_))) => std::thread::yield_now(),
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            let puts: Vec<Put> = (0..32).map(put).collect();
             for (at, put) in puts.into_iter().enumerate() {
                 match at % 3 {
                     0 => put.wait().unwrap(),
@@ -52,16 +57,8 @@ fn push_pull_and_put_reach_the_memory_of_every_member() {
                     _ => drop(put),
                 }
             }
-            for _ in 0..1000 {
-                // Too many in flight is back-pressure.
-                while let Err(error) = group.put(&[me as u8 + 101], &memory, 64 * me as u64 + 32) {
-                    assert!(
-                        matches!(error, GroupError::NotStarted(NotStarted::TooManyOperations(_))),
-                        "{error}"
-                    );
-                    std::thread::yield_now();
-                }
-            }
+            // More than there are slots, without waiting for any.
+            (0..1000).for_each(|_| drop(put(0)));
             while group.put(&[], &memory, 0).is_err() {
                 std::thread::yield_now();
             }
