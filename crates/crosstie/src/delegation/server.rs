@@ -361,7 +361,7 @@ fn check_len<Resp: Message + ?Sized>(
 }
 
 impl ReplyTarget {
-    /// Writes a response, if the client's [lease](super::lease) of its response slots has not ended.
+    /// Writes a response, if the client's lease of its response slots has not ended.
     #[inline]
     fn reply(
         &self,
