@@ -18,6 +18,8 @@ cases!(
 );
 
 const CHANNELS: usize = 3;
+/// In a ring, a rank passes on what it has received.
+const AHEAD: usize = 12;
 
 /// The two rails of a process.
 fn devices(random: &mut Random, receives_fail: bool) -> String {
@@ -74,7 +76,7 @@ fn run(seed: u64, count: usize, receives_fail: bool) -> [Outcome; 2] {
     println!("  seed {seed}: {} and {}", rails[0], rails[1]);
     let start = |rank: usize| {
         let variables = [("CROSSTIE_NCCL_DEVICES", rails[rank].as_str())];
-        traffic::start(seed, rank, count, CHANNELS, &variables)
+        traffic::start(seed, rank, count, CHANNELS, AHEAD, &variables)
     };
     let mut peers = [start(0), start(1)];
     let handles = peers.each_mut().map(|peer| {

@@ -19,14 +19,17 @@ cases!(
     memory_is_not_written_after_it_was_deregistered,
 );
 
+/// A process sends whether or not it receives, so that it learns of the end of either direction.
+const AHEAD: usize = usize::MAX;
+
 /// Starts the other process and connects with it.
 fn ring_with_peer(net: &Net, seed: u64, count: usize) -> (Actor, Channel<'_>) {
     println!("  seed {seed}");
-    let mut peer = traffic::start(seed, 1, count, 1, &[]);
+    let mut peer = traffic::start(seed, 1, count, 1, AHEAD, &[]);
     let (listen, handle) = listen(net, 0);
     writeln!(peer.input, "{}", child::to_hex(&handle)).unwrap();
     let theirs = traffic::read_handle(&mut peer.output);
-    (peer, Channel::connect(net, 0, traffic::seeds(seed, 0), count, listen, theirs))
+    (peer, Channel::connect(net, 0, traffic::seeds(seed, 0), count, AHEAD, listen, theirs))
 }
 
 fn two_processes_exchange_messages() {

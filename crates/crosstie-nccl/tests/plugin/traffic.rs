@@ -119,6 +119,8 @@ pub(crate) struct Channel<'a> {
     /// Of what is sent here, and of what is received.
     seeds: [u64; 2],
     count: usize,
+    /// How many messages it may have sent beyond those that it has received.
+    ahead: usize,
     listen: Ptr,
     pub(crate) send: Ptr,
     pub(crate) recv: Ptr,
@@ -145,6 +147,7 @@ impl<'a> Channel<'a> {
         number: usize,
         seeds: [u64; 2],
         count: usize,
+        ahead: usize,
         listen: Ptr,
         peer: [u8; HANDLE_LEN],
     ) -> Channel<'a> {
@@ -154,6 +157,7 @@ impl<'a> Channel<'a> {
             number,
             seeds,
             count,
+            ahead,
             listen,
             send,
             recv,
@@ -233,9 +237,9 @@ impl<'a> Channel<'a> {
 
     fn send_next(&mut self) -> Result<bool, i32> {
         if self.unsent.is_none() {
-            // In a ring, a rank passes on what it has received.
-            let may_send =
-                self.sent < self.count && self.sent < self.received + 12 && self.sends.len() < DEPTH;
+            let may_send = self.sent < self.count
+                && self.sent < self.received.saturating_add(self.ahead)
+                && self.sends.len() < DEPTH;
             if !may_send {
                 return Ok(false);
             }
@@ -335,11 +339,12 @@ pub(crate) fn start(
     rank: usize,
     count: usize,
     channels: usize,
+    ahead: usize,
     variables: &[(&str, &str)],
 ) -> Actor {
-    let [seed, rank, count, channels] =
-        [(seed & !1).to_string(), rank.to_string(), count.to_string(), channels.to_string()];
-    Actor::start_with(&["--child", "traffic", &seed, &rank, &count, &channels], variables).unwrap()
+    let seed = (seed & !1).to_string();
+    let [rank, count, channels, ahead] = [rank, count, channels, ahead].map(|number| number.to_string());
+    Actor::start_with(&["--child", "traffic", &seed, &rank, &count, &channels, &ahead], variables).unwrap()
 }
 
 /// What is sent and received by the process with this rank.
@@ -354,10 +359,11 @@ pub(crate) fn read_handle(mut from: impl BufRead) -> [u8; HANDLE_LEN] {
     child::from_hex(&line).try_into().unwrap()
 }
 
-/// The part of one process: `SEED RANK COUNT CHANNELS`. Prints its handles and reads those of the peer; then prints `rc N` and the plugin's
+/// The part of one process: `SEED RANK COUNT CHANNELS AHEAD`. Prints its handles and reads those of the peer; then prints `rc N` and the plugin's
 /// log.
 pub(crate) fn run_child(arguments: &[String]) {
-    let [seed, rank, count, channels] = [0, 1, 2, 3].map(|at: usize| arguments[at].parse::<u64>().unwrap());
+    let [seed, rank, count, channels, ahead] =
+        [0, 1, 2, 3, 4].map(|at: usize| arguments[at].parse::<u64>().unwrap());
     let net = Net::open(11);
     let listens: Vec<(Ptr, [u8; HANDLE_LEN])> = (0..channels).map(|_| listen(&net, 0)).collect();
     listens.iter().for_each(|(_, handle)| println!("{}", child::to_hex(handle)));
@@ -365,7 +371,7 @@ pub(crate) fn run_child(arguments: &[String]) {
     let channels = listens.into_iter().zip(peers).enumerate();
     let mut channels: Vec<Channel<'_>> = channels
         .map(|(number, ((listen, _), peer))| {
-            Channel::connect(&net, number, seeds(seed, rank), count as usize, listen, peer)
+            Channel::connect(&net, number, seeds(seed, rank), count as usize, ahead as usize, listen, peer)
         })
         .collect();
     let (mut rc, mut idle, began) = (0, 0, Instant::now());
