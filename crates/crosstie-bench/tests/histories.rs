@@ -19,13 +19,14 @@
 mod cluster;
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cluster::process::{ChildProcess, ROLE, serve};
+use cluster::process::{serve, start_node};
 use cluster::{BACKENDS, Plan, Random, fresh_name, seed};
 use crosstie_bench::history::{
     BUDGET, Event, Failure, History, Outcome, Pending, Recorder, Summary, check_from, now,
@@ -34,6 +35,7 @@ use crosstie_kv::Backend;
 use crosstie_kv::client::{BeginError, Client, Error, SwapOutcome};
 use crosstie_kv::sharding::ShardMap;
 use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
+use crosstie_testkit::child::{self, Child};
 use zerocopy::{IntoBytes, TryFromBytes};
 
 const NODES: u32 = 3;
@@ -59,7 +61,7 @@ const TAG: u64 = 0x6b76_6869 << 32;
 /// Runs the role of a child process that a test below has started; does nothing otherwise.
 #[test]
 fn child_process_entry() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Some(role) = child::task() else { return };
     match &role.split(' ').collect::<Vec<_>>()[..] {
         ["node", name, rank, backend, addresses] => serve(name, rank.parse().unwrap(), backend, addresses),
         ["client", name, number, seed, bug] => {
@@ -341,16 +343,19 @@ impl RecordingClient {
     }
 }
 
-/// A client process and the thread that reads its reports.
+/// A client process and the thread that reads its reports. They are records, not messages: a client may be killed inside of one.
 struct ClientProcess {
-    process: ChildProcess,
+    process: std::process::Child,
     reader: JoinHandle<Vec<Observed>>,
 }
 
 impl ClientProcess {
     fn start(name: &str, number: u32, seed: u64, bug: Bug) -> ClientProcess {
-        let mut process = ChildProcess::start(&format!("client {name} {number} {seed} {bug:?}"));
-        let mut output = process.output.take().unwrap();
+        let mut command =
+            child::command(child_process_entry, &format!("client {name} {number} {seed} {bug:?}"));
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut output = BufReader::new(process.stderr.take().unwrap());
         let reader = std::thread::spawn(move || {
             let (mut events, mut record) = (Vec::new(), [0; 16 + size_of::<Event>()]);
             while output.read_exact(&mut record).is_ok() {
@@ -375,14 +380,15 @@ impl ClientProcess {
     }
 
     fn kill(mut self) -> Vec<Observed> {
-        self.process.kill();
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
         self.reader.join().unwrap()
     }
 
     fn join(mut self) -> Vec<Observed> {
-        self.process.input = None;
+        drop(self.process.stdin.take());
         let observed = self.reader.join().unwrap();
-        assert!(self.process.child.wait().unwrap().success(), "a client failed");
+        assert!(self.process.wait().unwrap().success(), "a client failed");
         observed
     }
 }
@@ -402,8 +408,8 @@ fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64
     let name = fresh_name("history");
     let Plan { listeners, addresses, .. } = Plan::new(NODES);
     drop(listeners);
-    let start_node = |rank: u32| ChildProcess::node(&name, rank, backend, &addresses);
-    let mut nodes: Vec<ChildProcess> = (0..NODES).map(start_node).collect();
+    let start_node = |rank: u32| start_node(&name, rank, backend, &addresses);
+    let mut nodes: Vec<Child> = (0..NODES).map(start_node).collect();
     nodes.iter_mut().for_each(|node| node.expect("serving"));
     let mut started = 0;
     let mut start_client = |index: usize| {
@@ -434,7 +440,7 @@ fn run(backend: Backend, bug: Bug, seed: u64, client_kills: u64, node_kills: u64
     }
     std::thread::sleep(Duration::from_millis(500));
     observed.extend(clients.into_iter().flat_map(ClientProcess::join));
-    nodes.into_iter().for_each(ChildProcess::join);
+    nodes.into_iter().for_each(Child::join);
     RunRecord { observed, victim, kills }
 }
 

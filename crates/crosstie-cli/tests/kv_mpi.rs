@@ -1,5 +1,4 @@
 //! `crosstie bench kv` under mpirun. Needs OpenMPI's mpirun: `apt-get install openmpi-bin libopenmpi-dev libclang-dev`.
-#![cfg(feature = "mpi")]
 
 use std::process::Command;
 

@@ -3,18 +3,17 @@
 //! The test is rank 0 of a job of three processes; the other ranks are this same program. The last line is `N passed, N failed`.
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crosstie::bootstrap::{Bootstrap, Limits, local};
 use crosstie::device::Device;
 use crosstie::group::{Group, GroupConfig, MemberId};
 use crosstie_kv::client::{Client, FencedOutcome};
 use crosstie_kv::node::{Node, NodeConfig};
+use crosstie_testkit::wait::{TIMEOUT, eventually};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 const HOLDER: MemberId = MemberId::new(2);
-/// A process that runs longer than this hangs.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     if let Some(mut job) = local::join_spawned(Limits::default()).unwrap() {
@@ -38,14 +37,6 @@ fn main() -> ExitCode {
     println!("late_write_of_a_stopped_holder_does_nothing: {}", if passed { "ok" } else { "FAILED" });
     println!("{} passed, {} failed", u8::from(passed), u8::from(!passed));
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-fn wait_until(mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < TIMEOUT, "hangs");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 fn run_member(job: &mut dyn Bootstrap, name: &str) {
@@ -72,10 +63,10 @@ fn run_member(job: &mut dyn Bootstrap, name: &str) {
             std::thread::sleep(TIMEOUT);
         }
         0 => {
-            wait_until(|| store.get_bytes(b"pid").unwrap().is_some());
+            eventually("the holder says who it is", || store.get_bytes(b"pid").unwrap().is_some());
             let pid = store.get_bytes(b"pid").unwrap().unwrap();
             let pid = i32::from_le_bytes(pid.try_into().unwrap());
-            wait_until(|| is_stopped(pid));
+            eventually("the holder stops", || is_stopped(pid));
             assert!(
                 lock.acquire_timeout(Duration::from_millis(20)).is_err(),
                 "the stopped process has the lock"
@@ -87,7 +78,7 @@ fn run_member(job: &mut dyn Bootstrap, name: &str) {
             // A key that the new holder only relies on.
             assert_eq!(store.raise_fence(b"other", token).unwrap(), FencedOutcome::Done);
             kill_process(Pid::from_raw(pid).unwrap(), Signal::CONT).unwrap();
-            wait_until(|| store.get_bytes(b"results").unwrap().is_some());
+            eventually("the holder has tried to write", || store.get_bytes(b"results").unwrap().is_some());
             let results = String::from_utf8(store.get_bytes(b"results").unwrap().unwrap()).unwrap();
             let stale = FencedOutcome::Stale { newest: token };
             assert_eq!(results, format!("{:?}", [stale; 3]));

@@ -23,16 +23,14 @@ use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::rng::Random;
 use crate::trace;
+pub use crate::wait::TIMEOUT;
 
 /// What a check returns.
 pub type Fallible<T = ()> = Result<T, Box<dyn std::error::Error>>;
-
-/// Limit on anything that should happen, and no measure of how fast it is.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Instructions of one operation at which a role is stopped. `CROSSTIE_STRESS_SECONDS`, set to any value, stops at every one.
 pub const STOPS_PER_SWEEP: u64 = 24;
@@ -60,8 +58,14 @@ pub struct Actor {
 impl Actor {
     /// Starts this program with these arguments.
     pub fn start(arguments: &[&str]) -> Fallible<Actor> {
+        Actor::start_with(arguments, &[])
+    }
+
+    /// The same, with these environment variables, too.
+    pub fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Fallible<Actor> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(arguments)
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

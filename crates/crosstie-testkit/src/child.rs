@@ -71,7 +71,7 @@ pub fn command(test: impl Fn(), task: &str) -> Command {
 }
 
 /// The same, for a program that starts this one: its own arguments, and the path of this program, come first.
-pub(crate) fn command_under(mut program: Command, test: impl Fn(), task: &str) -> Command {
+pub fn command_under(mut program: Command, test: impl Fn(), task: &str) -> Command {
     program.args(arguments_for(&test)).env(TASK, task).stdin(Stdio::null());
     program
 }
@@ -91,7 +91,8 @@ impl Child {
 
     /// Runs a [command], which may have been changed.
     pub fn spawn(command: &mut Command) -> Child {
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut process = started.unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let (input, output) = (process.stdin.take(), process.stdout.take().unwrap());
         Child { process, input, output: BufReader::new(output) }
     }
@@ -128,6 +129,12 @@ impl Child {
     /// Waits for its next message, which is text.
     pub fn read_text(&mut self) -> String {
         String::from_utf8(self.read()).unwrap()
+    }
+
+    /// Waits for its next message, which must be this text.
+    #[track_caller]
+    pub fn expect(&mut self, text: &str) {
+        assert_eq!(self.read_text(), text);
     }
 
     /// Ends its standard input.

@@ -11,6 +11,9 @@
 //! | [`footprint`] | what this process uses: processor time, descriptors, mappings |
 //! | [`hosts`] | programs on two hosts |
 //! | [`rng`] | random numbers with a seed |
+//! | [`wait`] | waiting for what must happen |
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 pub mod actor;
 pub mod allocations;
@@ -21,3 +24,10 @@ pub mod hosts;
 pub mod rng;
 pub mod seccomp;
 pub mod trace;
+pub mod wait;
+
+/// A name that no other test uses, nor another run.
+pub fn fresh_name(what: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}

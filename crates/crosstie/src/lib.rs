@@ -105,6 +105,9 @@ mod ring;
 pub mod telemetry;
 mod wait;
 
+// What unit tests share with the programs in `tests/` names the library by its name.
+#[cfg(test)]
+extern crate self as crosstie;
 #[cfg(test)]
 use crosstie_testkit::rng;
 #[cfg(all(test, not(loom)))]

@@ -2,7 +2,6 @@
 //!
 //! As in `bootstrap_processes.rs`, the ranks run this same test program: the test `run_as_rank` runs the code of the role
 //! that `CROSSTIE_TEST_ROLE` names.
-#![cfg(feature = "mpi")]
 
 mod bootstrap_suite;
 

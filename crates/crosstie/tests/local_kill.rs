@@ -24,6 +24,7 @@ use crosstie_testkit::rng;
 
 use crosstie_testkit::actor::{Actor, Fallible, report_ready};
 use crosstie_testkit::footprint::Footprint;
+use crosstie_testkit::fresh_name;
 use crosstie_testkit::trace;
 use local_service::{Service, Words, expected_response, is_request, request};
 use rng::Random;
@@ -56,7 +57,7 @@ fn main() {
     let (mut passed, mut failed, mut kills) = (0, 0, 0);
     local_service::each!(S, {
         // What a process keeps after its first server, such as the watcher thread, is not a leak.
-        let name = fresh_name();
+        let name = fresh_name("local-kill");
         drop((S::create(&name, 1, DEPTH), S::connect(&name)));
         for (what, scenario) in [
             ("clients die", kill_clients::<S> as fn(&mut Random) -> Fallible<u64>),
@@ -88,11 +89,6 @@ fn main() {
     });
     println!("{kills} kills\n{passed} passed, {failed} failed");
     std::process::exit(i32::from(failed > 0));
-}
-
-fn fresh_name() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("local-kill-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
 /// Kills a victim of this task at its end, which gives the number of its instructions, and then victims at instructions all
@@ -196,7 +192,7 @@ fn start<S: Service>(role: &str, name: &str, task: &str) -> Fallible<Actor> {
 // --------------------------------------------------------------------------------------------------- clients die
 
 fn kill_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
-    let name = fresh_name();
+    let name = fresh_name("local-kill");
     let server = Survivor::start({
         let server = S::create(&name, 2, DEPTH)?;
         move |progress| serve::<S>(server, progress)
@@ -254,7 +250,7 @@ fn kill_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
 /// The victim is the only client, so the shared ring of `delegation` is in its mode for one producer. After its death a new client
 /// is the only one: it continues where the dead one was.
 fn kill_only_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
-    let name = fresh_name();
+    let name = fresh_name("local-kill");
     let server = Survivor::start({
         let server = S::create(&name, 2, DEPTH)?;
         move |progress| serve::<S>(server, progress)
@@ -287,7 +283,7 @@ fn kill_only_clients<S: Service>(random: &mut Random) -> Fallible<u64> {
 /// A client is stopped in the middle of a call, at any instruction, while another one dies. The recovery for the dead client
 /// must not affect the stopped one: it continues, and gets its response.
 fn kill_clients_beside_slow_ones<S: Service>(random: &mut Random) -> Fallible<u64> {
-    let name = fresh_name();
+    let name = fresh_name("local-kill");
     let server = Survivor::start({
         let server = S::create(&name, 3, DEPTH)?;
         move |progress| serve::<S>(server, progress)
@@ -486,7 +482,7 @@ fn client<S: Service>(name: &str, task: &str) -> Fallible {
 // --------------------------------------------------------------------------------------------------- servers die
 
 fn kill_servers<S: Service>(random: &mut Random) -> Fallible<u64> {
-    let name = fresh_name();
+    let name = fresh_name("local-kill");
     let mut first = start::<S>("server", &name, "run")?;
     first.expect("ready")?;
     let steady: Vec<Survivor> = (0..2)

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crosstie_bench::figures::{self, Figures, LoopKind};
+use crosstie_testkit::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::lock_cores;
@@ -42,6 +43,23 @@ fn wait_for_exit(child: Child) -> Output {
 fn run(arguments: &[&str]) -> Output {
     let _lock = lock_cores();
     wait_for_exit(start(arguments))
+}
+
+/// Starts a benchmark of minutes and calls `disturb` while it measures. It prints figures only if it has measured something, so the call
+/// comes later and later until there are some.
+fn disturb(arguments: &[&str], disturb: impl Fn(Pid)) -> (Output, Duration) {
+    let longer = [arguments, &["--keys", "2000", "--duration", "60", "--runs", "60"]].concat();
+    for seconds in [1, 2, 4, 8] {
+        let child = start(&longer);
+        std::thread::sleep(Duration::from_secs(seconds));
+        let begun = Instant::now();
+        disturb(Pid::from_child(&child));
+        let output = wait_for_exit(child);
+        if figures::parse(&output.stdout).is_ok_and(|figures| figures[0].ops > 0) {
+            return (output, begun.elapsed());
+        }
+    }
+    panic!("{arguments:?}: nothing was measured in eight seconds");
 }
 
 /// The figures of a command that succeeds.
@@ -199,20 +217,16 @@ fn clients_share_threads_if_there_are_too_few_cores() {
 fn interrupt_prints_what_was_measured() {
     for clients in [&[][..], &["--processes"]] {
         let _lock = lock_cores();
-        let child = start(
-            &[&["--nodes", "2", "--keys", "2000", "--duration", "60", "--runs", "60"], clients].concat(),
-        );
-        std::thread::sleep(Duration::from_secs(4));
-        let begun = Instant::now();
         // Rank 0 tells the other rank. The signal comes twice, as if it were sent to the process and to its group.
-        for _ in 0..2 {
-            kill_process(Pid::from_child(&child), Signal::INT).expect("the process exists");
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        let output = wait_for_exit(child);
+        let (output, took) = disturb(&[&["--nodes", "2"], clients].concat(), |process| {
+            for _ in 0..2 {
+                kill_process(process, Signal::INT).expect("the process exists");
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {errors}", output.status);
-        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert!(took < Duration::from_secs(30));
         let found = figures::parse(&output.stdout).expect("figures").remove(0);
         assert!(found.interrupted && found.ops > 0 && found.per_rank.len() == 2, "{found:?}");
         assert_eq!(found.errors, 0);
@@ -241,15 +255,10 @@ fn interrupt_ends_the_filling_of_the_store() {
 fn other_ranks_exit_when_a_rank_is_killed() {
     for backend in ["meta", "delegation"] {
         let _lock = lock_cores();
-        let options =
-            ["--nodes", "2", "--keys", "2000", "--duration", "60", "--runs", "2", "--backend", backend];
-        let child = start(&options);
-        std::thread::sleep(Duration::from_secs(4));
-        let pid = Pid::from_child(&child);
-        let ranks = children(pid);
-        assert_eq!(ranks.len(), 1, "{ranks:?}");
-        kill_process(ranks[0], Signal::KILL).expect("the process exists");
-        let output = wait_for_exit(child);
+        let (output, _) = disturb(&["--nodes", "2", "--backend", backend], |process| {
+            eventually("the other rank is there", || children(process).len() == 1);
+            kill_process(children(process)[0], Signal::KILL).expect("the process exists");
+        });
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{errors}");
         assert_eq!(errors.lines().count(), 1, "{errors}");
@@ -262,19 +271,16 @@ fn other_ranks_exit_when_a_rank_is_killed() {
 #[test]
 fn benchmark_exits_when_a_client_is_killed_or_stopped() {
     let _lock = lock_cores();
-    let options = ["--processes", "--keys", "2000", "--duration", "60", "--runs", "2", "--clients", "2"];
     for (signal, error_text) in
         [(Signal::KILL, "its process has ended"), (Signal::STOP, "the clients of this rank sent nothing")]
     {
-        let child = start(&options);
-        std::thread::sleep(Duration::from_secs(3));
-        let clients = children(Pid::from_child(&child));
-        assert_eq!(clients.len(), 2, "{clients:?}");
-        kill_process(clients[1], signal).expect("the process exists");
-        if signal == Signal::STOP {
-            kill_process(Pid::from_child(&child), Signal::INT).expect("the process exists");
-        }
-        let output = wait_for_exit(child);
+        let (output, _) = disturb(&["--processes", "--clients", "2"], |process| {
+            eventually("both clients are there", || children(process).len() == 2);
+            kill_process(children(process)[1], signal).expect("the process exists");
+            if signal == Signal::STOP {
+                kill_process(process, Signal::INT).expect("the process exists");
+            }
+        });
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{errors}");
         assert!(errors.contains(error_text), "{errors}");

@@ -1,5 +1,6 @@
 //! Exit statuses, JSON output and one-line errors of the benchmarks and of doctor.
 
+use std::fmt::Display;
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -19,6 +20,13 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
 }
 
+/// Checks that the result has these figures, and that all of them are positive.
+fn assert_positive(found: &Value, names: &str, context: impl Display) {
+    for name in names.split(' ') {
+        assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
+    }
+}
+
 #[test]
 fn bench_device_measures_all_operations_in_threads_and_processes() {
     for op in ["write", "write-imm", "read", "send", "cas", "faa"] {
@@ -35,19 +43,11 @@ fn bench_device_measures_all_operations_in_threads_and_processes() {
                 let messages = found["counters"]["messages"].as_u64().expect(&context);
                 let ping_pong = depth == "1" && ["write-imm", "send"].contains(&op);
                 assert_eq!(messages, if ping_pong { 2 * ops } else { ops }, "{context}");
-                for name in [
-                    "ops",
-                    "seconds",
-                    "ops_per_s",
-                    "p50_ns",
-                    "p99_ns",
-                    "p999_ns",
-                    "limit_ns",
-                    "limit_ops_per_s",
-                    "ratio_to_limit",
-                ] {
-                    assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
-                }
+                assert_positive(
+                    &found,
+                    "ops seconds ops_per_s p50_ns p99_ns p999_ns limit_ns limit_ops_per_s ratio_to_limit",
+                    &context,
+                );
                 for name in ["work_requests", "receives", "completions", "bytes", "batches"] {
                     assert!(found["counters"][name].is_u64(), "{name} of {context}");
                 }
@@ -64,12 +64,11 @@ fn bench_device_reports_bytes_per_second_for_large_payloads() {
         for op in ["write", "read", "send", "write-imm"] {
             let line = ["bench", "device", "--json", "--duration", "0.02", "--payload", "65536", "--op", op];
             let found = json(&[&line, options].concat());
-            for name in ["bytes_per_s", "limit_bytes_per_s"] {
-                assert!(
-                    found[name].as_f64().is_some_and(|figure| figure > 0.0),
-                    "{name} of {op} {options:?}: {found}"
-                );
-            }
+            assert_positive(
+                &found,
+                "bytes_per_s limit_bytes_per_s",
+                format_args!("{op} {options:?}: {found}"),
+            );
         }
     }
     let small = json(&["bench", "device", "--json", "--duration", "0.02", "--payload", "0"]);
@@ -90,9 +89,7 @@ fn bench_rails_counts_exactly() {
         }
         assert_eq!((&found["ops"], &found["counters"]["messages"]), (&50.into(), &50.into()), "{found}");
         assert_eq!((&found["errors"], &found["device"]), (&0.into(), &"software,software".into()), "{found}");
-        for name in ["seconds", "ops_per_s", "bytes_per_s", "p50_ns", "p99_ns", "p999_ns"] {
-            assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name}: {found}");
-        }
+        assert_positive(&found, "seconds ops_per_s bytes_per_s p50_ns p99_ns p999_ns", &found);
     }
     // Without a count it runs for the duration; `auto` splits as it finds best.
     let found = json(&["bench", "rails", "--json", "--duration", "0.1", "--size", "0"]);
@@ -129,20 +126,11 @@ fn bench_node(name: &str, options: &[&str], rest: &[&str]) -> Value {
     assert_eq!(found["device"], if name == "flux" { "threads" } else { "shared-memory" }, "{context}");
     assert_eq!(found["processes"], options.contains(&"--processes"), "{context}");
     assert_eq!(found["errors"], 0, "{context}");
-    for name in [
-        "ops",
-        "seconds",
-        "ops_per_s",
-        "p50_ns",
-        "p99_ns",
-        "p999_ns",
-        "limit_ns",
-        "limit_ops_per_s",
-        "limit_in_place_ops_per_s",
-        "limit_two_rings_ops_per_s",
-    ] {
-        assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
-    }
+    assert_positive(
+        &found,
+        "ops seconds ops_per_s p50_ns p99_ns p999_ns limit_ns limit_ops_per_s limit_in_place_ops_per_s limit_two_rings_ops_per_s",
+        &context,
+    );
     let ops = found["ops"].as_u64().expect(&context);
     let payload = found["payload"].as_u64().expect(&context);
     assert_eq!(found["counters"]["messages"], 2 * ops, "{context}");
@@ -213,9 +201,7 @@ fn copyrpc(options: &[&str], rest: &[&str]) -> Value {
     assert_eq!((&found["bench"], &found["device"]), (&"copyrpc".into(), &"software".into()), "{context}");
     assert_eq!(found["processes"], options.contains(&"--processes"), "{context}");
     assert_eq!(found["errors"], 0, "{context}");
-    for name in ["seconds", "ops_per_s", "p50_ns", "p99_ns", "p999_ns", "limit_ns", "messages_per_batch"] {
-        assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
-    }
+    assert_positive(&found, "seconds ops_per_s p50_ns p99_ns p999_ns limit_ns messages_per_batch", &context);
     let counter =
         |name: &str| found["counters"][name].as_u64().unwrap_or_else(|| panic!("{name} of {context}"));
     let ops = found["ops"].as_u64().expect(&context);
@@ -246,9 +232,7 @@ fn bench_copyrpc_measures_several_depths_and_endpoints() {
             let found = copyrpc(options, &["--queue-depth", depth, "--endpoints", endpoints]);
             assert_eq!(found["queue_depth"].to_string(), depth, "{found}");
             assert_eq!(found["endpoints"].to_string(), endpoints, "{found}");
-            for name in ["limit_ops_per_s", "ratio_to_limit"] {
-                assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {found}");
-            }
+            assert_positive(&found, "limit_ops_per_s ratio_to_limit", &found);
             assert_eq!(found["latency_to_limit"].is_f64(), depth == "1", "{found}");
             assert_eq!(found["bytes_per_s"], Value::Null, "{found}");
         }
@@ -374,21 +358,17 @@ fn bench_endpoint_measures_all_operations() {
                 (&0.into(), &0.into()),
                 "{context}"
             );
-            for name in
-                ["ops_per_s", "p50_ns", "p99_ns", "p999_ns", "limit_ns", "limit_ops_per_s", "ratio_to_limit"]
-            {
-                assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
-            }
+            assert_positive(
+                &found,
+                "ops_per_s p50_ns p99_ns p999_ns limit_ns limit_ops_per_s ratio_to_limit",
+                &context,
+            );
             if options.contains(&"--beside-device") {
-                for name in [
-                    "bytes_per_s",
-                    "limit_bytes_per_s",
-                    "device_p50_ns",
-                    "ratio_to_device",
-                    "latency_to_device",
-                ] {
-                    assert!(found[name].as_f64().is_some_and(|figure| figure > 0.0), "{name} of {context}");
-                }
+                assert_positive(
+                    &found,
+                    "bytes_per_s limit_bytes_per_s device_p50_ns ratio_to_device latency_to_device",
+                    &context,
+                );
             }
         }
     }

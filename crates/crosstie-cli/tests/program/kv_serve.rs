@@ -8,11 +8,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use crosstie_kv::sharding::ShardMap;
+use crosstie_testkit::fresh_name;
+use crosstie_testkit::wait::{TIMEOUT, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// After this long without progress a test fails: something hangs.
-const TIMEOUT: Duration = Duration::from_secs(60);
 const SECRET: &str = "a secret of these tests alone";
 /// The longest value, in bytes.
 const MAX_VALUE: usize = 1 << 20;
@@ -21,11 +21,6 @@ fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_crosstie"));
     command.env_remove("CROSSTIE_SECRET").env_remove("CROSSTIE_SECRET_FILE");
     command
-}
-
-fn fresh_name(what: &str) -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("cli-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
 /// Runs `crosstie kv` with these arguments, to its end.
@@ -102,14 +97,8 @@ impl Node {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "the node does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        eventually("the node ends", || self.child.try_wait().unwrap().is_some());
+        self.child.wait().unwrap()
     }
 
     fn kill(mut self) {
@@ -138,7 +127,7 @@ fn addresses(count: usize) -> String {
 
 #[test]
 fn one_node_executes_all_operations() {
-    let name = fresh_name("one");
+    let name = fresh_name("cli-one");
     let mut node = Node::start(&name, &["--daemons", "2"], None);
     let ready = node.expect("ready");
     assert!(ready.contains(&name) && ready.contains("2 daemons"), "{ready}");
@@ -208,7 +197,7 @@ fn one_node_executes_all_operations() {
 /// Commands on a stopped node fail after the timeout, and succeed when the node continues.
 #[test]
 fn commands_on_a_stopped_node_time_out() {
-    let name = fresh_name("stopped");
+    let name = fresh_name("cli-stopped");
     let node = Node::start(&name, &[], None);
     node.expect("ready");
     succeeded(&kv(&["put", "key", "value", "--name", &name]));
@@ -250,7 +239,7 @@ fn daemons_wait_as_the_option_says() {
 
 #[test]
 fn put_beyond_the_memory_limit_fails() {
-    let name = fresh_name("memory");
+    let name = fresh_name("cli-memory");
     let node = Node::start(&name, &["--memory", "512KiB"], None);
     node.expect("ready");
     let value = vec![b'x'; 200 << 10];
@@ -269,7 +258,14 @@ fn more_memory_than_the_machine_has_is_refused() {
     let serve = |memory: &str| {
         // A node that starts would run for ever.
         let mut command = Command::new("timeout");
-        command.args(["20", env!("CARGO_BIN_EXE_crosstie"), "kv", "serve", "--name", &fresh_name("huge")]);
+        command.args([
+            "20",
+            env!("CARGO_BIN_EXE_crosstie"),
+            "kv",
+            "serve",
+            "--name",
+            &fresh_name("cli-huge"),
+        ]);
         failed(&command.args(["--memory", memory]).output().unwrap(), 2)
     };
     for (asked, shown) in [("1024TiB".to_owned(), "1024 TiB"), ((kibibytes * 1024 + 1).to_string(), "GiB")] {
@@ -366,7 +362,7 @@ fn three_nodes_serve_one_store_and_survive_each_other() {
 
 #[test]
 fn node_with_another_secret_is_refused() {
-    let (addresses, name) = (addresses(2), fresh_name("secret"));
+    let (addresses, name) = (addresses(2), fresh_name("cli-secret"));
     let names = [0, 1].map(|rank| format!("{name}-{rank}"));
     let words = |rank| ["--rank", rank, "--nodes", &addresses];
     let first = Node::start(&names[0], &words("0"), Some(SECRET));
@@ -399,7 +395,7 @@ fn node_with_another_secret_is_refused() {
 
 #[test]
 fn program_that_closes_connections_is_not_said_to_have_another_secret() {
-    let (addresses, name) = (addresses(2), fresh_name("closes"));
+    let (addresses, name) = (addresses(2), fresh_name("cli-closes"));
     let (first, second) = addresses.split_once(',').unwrap();
     // Another program at the address of rank 0.
     let listener = TcpListener::bind(first).unwrap();
@@ -465,7 +461,7 @@ fn error_names_an_address_that_is_in_use() {
     let (first, _) = addresses.split_once(',').unwrap();
     let _taken = TcpListener::bind(first).unwrap();
     let mut command = program();
-    command.args(["kv", "serve", "--name", &fresh_name("taken"), "--rank", "0", "--nodes", &addresses]);
+    command.args(["kv", "serve", "--name", &fresh_name("cli-taken"), "--rank", "0", "--nodes", &addresses]);
     let output = command.env("CROSSTIE_SECRET", SECRET).output().unwrap();
     let error = failed(&output, 1);
     assert!(error.contains(first) && error.contains("stop the program that uses this port"), "{error}");

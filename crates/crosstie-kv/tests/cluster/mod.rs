@@ -5,7 +5,6 @@ pub(crate) mod process;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::Secret;
@@ -14,17 +13,11 @@ use crosstie_kv::client::{BeginError, Client};
 use crosstie_kv::node::{Membership, Node, NodeConfig};
 use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
 
+pub(crate) use crosstie_testkit::fresh_name;
 pub(crate) use crosstie_testkit::rng::{Random, seed};
-
-/// After this long without progress a test fails: something hangs.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) use crosstie_testkit::wait::TIMEOUT;
 
 pub(crate) const BACKENDS: [Backend; 2] = [Backend::Meta, Backend::Delegation];
-
-pub(crate) fn fresh_name(what: &str) -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("kv-{what}-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
-}
 
 /// The listeners of a cluster's nodes, before any node runs.
 pub(crate) struct Plan {

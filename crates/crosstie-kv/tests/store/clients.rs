@@ -2,19 +2,20 @@
 //! invalid responses.
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::time::{Duration, Instant};
 
 use crosstie::ipc;
-use crosstie_kv::Backend;
 use crosstie_kv::client::{AttachError, BeginBytesError, BeginError, Client, Error};
 use crosstie_kv::node::{Node, NodeConfig};
-use crosstie_kv::wire::{self, BytesOp, MAX_KEY, MAX_VALUE, NodeInfo, Op, Status, WordRequest, WordResponse};
+use crosstie_kv::wire::{self, BytesOp, MAX_KEY, MAX_VALUE, Op, Status, WordRequest, WordResponse};
+use crosstie_testkit::child::{self, Child};
+use crosstie_testkit::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use zerocopy::IntoBytes;
 
-use super::cluster::process::{ChildProcess, wait_until};
+use super::cluster::process::{signal, start_child, start_node};
 use super::cluster::{BACKENDS, Plan, Random, TIMEOUT, fresh_name, seed, start};
+use super::versions::INFO;
 
 /// Long enough to be sure that no response comes.
 const SHORT: Duration = Duration::from_millis(100);
@@ -22,14 +23,14 @@ const SHORT: Duration = Duration::from_millis(100);
 /// A node that is a cluster of its own, until standard input ends.
 pub(super) fn serve_alone(name: &str) {
     let node = Node::start(&NodeConfig { daemons: 3, ..NodeConfig::single(name) }).unwrap();
-    eprintln!("serving");
-    std::io::stdin().read_to_string(&mut String::new()).unwrap();
+    child::write(b"serving");
+    child::wait_for_end_of_input();
     node.stop().unwrap();
 }
 
-fn start_single_node() -> (String, ChildProcess) {
+fn start_single_node() -> (String, Child) {
     let name = fresh_name("alone");
-    let mut node = ChildProcess::start(&format!("alone {name}"));
+    let mut node = start_child(&format!("alone {name}"));
     node.expect("serving");
     (name, node)
 }
@@ -55,22 +56,18 @@ fn many_clients_attach_at_once() {
 }
 
 /// Stops a process with SIGSTOP. Returns when none of its threads runs any more.
-fn stop(node: &ChildProcess) {
+fn stop(node: &Child) {
     signal(node, Signal::STOP);
     let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
         let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
         stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
     };
-    let threads = format!("/proc/{}/task", node.child.id());
-    wait_until("it does not stop", || std::fs::read_dir(&threads).unwrap().all(is_stopped));
+    let threads = format!("/proc/{}/task", node.id());
+    eventually("it does not stop", || std::fs::read_dir(&threads).unwrap().all(is_stopped));
 }
 
-fn resume(node: &ChildProcess) {
+fn resume(node: &Child) {
     signal(node, Signal::CONT);
-}
-
-fn signal(node: &ChildProcess, signal: Signal) {
-    kill_process(Pid::from_child(&node.child), signal).unwrap();
 }
 
 /// The response that an operation must get.
@@ -382,8 +379,7 @@ fn operations_on_a_stopped_peer_time_out_and_others_succeed() {
     for backend in BACKENDS {
         let (Plan { listeners, addresses, .. }, name) = (Plan::new(2), fresh_name("stopped"));
         drop(listeners);
-        let mut nodes: Vec<ChildProcess> =
-            (0..2).map(|rank| ChildProcess::node(&name, rank, backend, &addresses)).collect();
+        let mut nodes: Vec<Child> = (0..2).map(|rank| start_node(&name, rank, backend, &addresses)).collect();
         nodes.iter_mut().for_each(|node| node.expect("serving"));
         let mut client = Client::<u64>::attach_pipelined(&format!("{name}-0")).unwrap();
         let place = client.shard_map();
@@ -404,11 +400,11 @@ fn operations_on_a_stopped_peer_time_out_and_others_succeed() {
         assert_eq!(client.get_bytes(&bytes_of(0)).unwrap().unwrap(), b"five");
         resume(&nodes[1]);
         // If it was stopped for so long that it counts as failed, it joins again, with its keys.
-        wait_until("it does not come back", || client.get(key_of(1)) == Ok(Some(5)));
-        wait_until("it does not come back", || client.get_bytes(&bytes_of(1)).is_ok());
+        eventually("it does not come back", || client.get(key_of(1)) == Ok(Some(5)));
+        eventually("it does not come back", || client.get_bytes(&bytes_of(1)).is_ok());
         // The first ends when both do.
-        nodes.iter_mut().for_each(|node| node.input = None);
-        nodes.into_iter().for_each(ChildProcess::join);
+        nodes.iter_mut().for_each(|node| node.close_input());
+        nodes.into_iter().for_each(Child::join);
     }
 }
 
@@ -434,7 +430,7 @@ fn client_that_waits_for_several_daemons_sleeps() {
     assert!(share < 0.25, "{share}");
 
     let waker = std::thread::spawn({
-        let pid = Pid::from_child(&node.child);
+        let pid = Pid::from_raw(node.id() as i32).unwrap();
         move || {
             std::thread::sleep(SHORT);
             kill_process(pid, Signal::CONT).unwrap();
@@ -485,21 +481,6 @@ fn invalid_responses_of_a_node_are_errors() {
         ipc::Config { queue_depth: 4, request_limit: 1 << 20, response_limit: LONGEST, ..Default::default() };
     let _words = ipc::Server::<WordRequest, WordResponse>::create(&format!("{name}.d0"), &config).unwrap();
     let mut long = ipc::Server::<[u8], [u8]>::create(&format!("{name}.l0"), &config).unwrap();
-    let info = NodeInfo {
-        version: NodeInfo::VERSION,
-        rank: 0,
-        nodes: 1,
-        daemons: 1,
-        queue_depth: 4,
-        max_clients: 64,
-        max_key: MAX_KEY as u32,
-        max_value: MAX_VALUE as u32,
-        incarnation: 1,
-        memory_limit: 1 << 20,
-        backend: Backend::Meta,
-        reserved: [0; 3],
-        attach_count: 0,
-    };
     let server = std::thread::spawn(move || {
         let mut numbers = Random(seed);
         let mut responses = vec![
@@ -523,7 +504,7 @@ fn invalid_responses_of_a_node_are_errors() {
                     Ok(wire::BytesRequest { op: BytesOp::Info, .. })
                 ) {
                     let mut encoded = Vec::new();
-                    let response = wire::BytesResponse { status: Status::Done, value: info.as_bytes() };
+                    let response = wire::BytesResponse { status: Status::Done, value: INFO.as_bytes() };
                     response.encode(&mut encoded).unwrap();
                     request.reply(&encoded).unwrap();
                     continue;

@@ -16,8 +16,9 @@ mod readme;
 mod stopped_node;
 mod versions;
 
-use cluster::process::{ROLE, serve};
+use cluster::process::serve;
 use crosstie_testkit::allocations::Counting;
+use crosstie_testkit::child;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -25,7 +26,7 @@ static ALLOCATOR: Counting = Counting;
 /// Plays the role that a test gave to its child process. Does nothing in an ordinary run.
 #[test]
 fn child_process_entry() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Some(role) = child::task() else { return };
     match &role.split(' ').collect::<Vec<_>>()[..] {
         ["node", name, rank, backend, addresses] => serve(name, rank.parse().unwrap(), backend, addresses),
         ["alone", name] => clients::serve_alone(name),

@@ -8,22 +8,24 @@ use crosstie::bootstrap::Secret;
 use crosstie_kv::client::{BeginError, Client, Error};
 use crosstie_kv::node::{Membership, Node, NodeConfig};
 use crosstie_kv::wire::{Op, Status, WordRequest};
+use crosstie_testkit::child::{self, Child};
+use crosstie_testkit::wait::eventually;
 
-use super::cluster::process::{ChildProcess, SECRET, wait_until};
+use super::cluster::process::{SECRET, start_child, start_node};
 use super::cluster::{BACKENDS, Plan, Random, TIMEOUT, exercise, fresh_name, seed, start};
 
 /// Makes requests and checks their responses.
 pub(super) fn make_requests(name: &str, owner: u64, count: u64) {
     let mut client = Client::attach_pipelined(name).unwrap();
-    eprintln!("attached");
+    child::write(b"attached");
     exercise(&mut client, owner, 7, count, 40);
-    eprintln!("done");
+    child::write(b"done");
 }
 
 /// Begins operations for ever, as many as the node allows.
 pub(super) fn load(name: &str) {
     let mut client = Client::<()>::attach_pipelined(name).unwrap();
-    eprintln!("attached");
+    child::write(b"attached");
     let mut numbers = Random(u64::from(std::process::id()));
     loop {
         let request =
@@ -39,17 +41,17 @@ pub(super) fn load(name: &str) {
 fn processes_and_threads_attach_to_one_node() {
     for backend in BACKENDS {
         let cluster = start(2, |config| (config.daemons, config.backend) = (2, backend));
-        let mut others: Vec<ChildProcess> = (0..4)
+        let mut others: Vec<Child> = (0..4)
             .map(|other| {
                 let name = cluster[other % 2].name();
-                ChildProcess::start(&format!("exercise {name} {} 10000", other + 1))
+                start_child(&format!("exercise {name} {} 10000", other + 1))
             })
             .collect();
         let mut client = Client::attach_pipelined(cluster[0].name()).unwrap();
         exercise(&mut client, 9, 7, 10_000, 40);
         others.iter_mut().for_each(|other| other.expect("attached"));
         others.iter_mut().for_each(|other| other.expect("done"));
-        others.into_iter().for_each(ChildProcess::join);
+        others.into_iter().for_each(Child::join);
     }
 }
 
@@ -64,15 +66,15 @@ fn killed_clients_free_their_slots() {
         });
         let mut client = Client::attach_pipelined(cluster[0].name()).unwrap();
         for round in 0..8 {
-            let mut victims: Vec<ChildProcess> =
-                (0..2).map(|_| ChildProcess::start(&format!("load {}", cluster[0].name()))).collect();
+            let mut victims: Vec<Child> =
+                (0..2).map(|_| start_child(&format!("load {}", cluster[0].name()))).collect();
             victims.iter_mut().for_each(|victim| victim.expect("attached"));
             // With keys that no round before has used.
             exercise(&mut client, 2 * round + 1, round, 500, 40);
             std::thread::sleep(Duration::from_micros(numbers.below(20_000)));
-            victims.iter_mut().for_each(ChildProcess::kill);
+            victims.iter_mut().for_each(Child::kill);
             exercise(&mut client, 2 * round + 2, round, 500, 40);
-            wait_until("the dead still have their places", || {
+            eventually("the dead still have their places", || {
                 cluster[0]
                     .counters()
                     .iter()
@@ -107,7 +109,7 @@ fn killed_node_rejoins_after_restart() {
         // The child process listens itself.
         drop(listeners.pop());
         let start_other = || {
-            let mut other = ChildProcess::node(&name, 2, backend, &addresses);
+            let mut other = start_node(&name, 2, backend, &addresses);
             other.expect("serving");
             other
         };
@@ -131,7 +133,7 @@ fn killed_node_rejoins_after_restart() {
             std::thread::sleep(Duration::from_micros(numbers.below(3) * 100));
             other.kill();
             let (mut ended, mut gone) = (0, 0);
-            wait_until("an operation never ended", || {
+            eventually("an operation never ended", || {
                 client.poll(|_, response| {
                     ended += 1;
                     match response.status {
@@ -145,13 +147,13 @@ fn killed_node_rejoins_after_restart() {
                 ended == begun
             });
             println!("{backend:?}: {gone} of {begun} operations were too late");
-            wait_until("its death goes unnoticed", || client.get(there) == Err(Error::NodeGone { rank: 2 }));
+            eventually("its death goes unnoticed", || client.get(there) == Err(Error::NodeGone { rank: 2 }));
             assert_eq!(client.get_bytes(&bytes_there), Err(Error::NodeGone { rank: 2 }));
             // All else goes on.
             client.put(here, round).unwrap();
             client.put(beside, round).unwrap();
             assert_eq!((client.get(here), client.get(beside)), (Ok(Some(round)), Ok(Some(round))));
-            wait_until("the survivors do not know", || survivors.iter().all(|node| !node.peers()[2].is_up));
+            eventually("the survivors do not know", || survivors.iter().all(|node| !node.peers()[2].is_up));
             other = start_other();
             survivors.iter().for_each(|node| node.wait_for_peers(TIMEOUT).unwrap());
             assert_eq!(client.get(there), Ok(None), "it came back empty");
@@ -168,8 +170,7 @@ fn client_can_reconnect_after_its_node_was_killed() {
     for backend in BACKENDS {
         let (Plan { listeners, addresses, .. }, name) = (Plan::new(2), fresh_name("survivor"));
         drop(listeners);
-        let mut nodes: Vec<ChildProcess> =
-            (0..2).map(|rank| ChildProcess::node(&name, rank, backend, &addresses)).collect();
+        let mut nodes: Vec<Child> = (0..2).map(|rank| start_node(&name, rank, backend, &addresses)).collect();
         nodes.iter_mut().for_each(|node| node.expect("serving"));
         let mut client = Client::<u64>::attach_pipelined(&format!("{name}-0")).unwrap();
         let mut begun = 0;
@@ -178,17 +179,17 @@ fn client_can_reconnect_after_its_node_was_killed() {
         }
         nodes[0].kill();
         let mut ended = 0;
-        wait_until("an operation never ended", || {
+        eventually("an operation never ended", || {
             client.poll(|_, response| {
                 assert!(matches!(response.status, Status::NotFound | Status::NodeGone));
                 ended += 1;
             });
             ended == begun
         });
-        wait_until("the client does not notice", || client.get(1) == Err(Error::ServerGone));
+        eventually("the client does not notice", || client.get(1) == Err(Error::ServerGone));
         assert_eq!(client.get_bytes(b"x"), Err(Error::ServerGone));
         assert!(matches!(client.begin(WordRequest::new(Op::Get, 0, 1), 5), Err(BeginError::ServerGone(5))));
-        let mut again = ChildProcess::node(&name, 0, backend, &addresses);
+        let mut again = start_node(&name, 0, backend, &addresses);
         again.expect("serving");
         client.reconnect().unwrap();
         for key in 0..10 {
@@ -209,7 +210,7 @@ fn unauthenticated_connections_to_the_control_port_are_refused() {
     // A node with another secret, as rank 2.
     let wrong = Membership { secret: Secret::random().unwrap(), ..plan.membership(2) };
     let intruder = Node::join(&config(2), wrong).unwrap();
-    wait_until("the node with another secret was not refused", || {
+    eventually("the node with another secret was not refused", || {
         let problems = intruder.peers();
         problems[0].problem.as_deref().is_some_and(|problem| problem.contains("secret"))
     });
@@ -238,8 +239,8 @@ fn unauthenticated_connections_to_the_control_port_are_refused() {
 /// Prints how much of a core an idle cluster uses, in a separate process. Machines differ.
 #[test]
 fn idle_node_uses_little_processor_time() {
-    let mut other = ChildProcess::start("idle");
-    println!("{}", other.line().trim());
+    let mut other = start_child("idle");
+    println!("{}", other.read_text());
     other.join();
 }
 
@@ -253,7 +254,8 @@ pub(super) fn idle() {
     let (used, begun) = (processor_time(), Instant::now());
     std::thread::sleep(Duration::from_secs(2));
     let share = (processor_time() - used).as_secs_f64() / begun.elapsed().as_secs_f64();
-    eprintln!("idle: {:.2} % of a core for two nodes with two daemons each", share * 100.0);
+    let report = format!("idle: {:.2} % of a core for two nodes with two daemons each", share * 100.0);
+    child::write(report.as_bytes());
     let sleeps: u64 = cluster[0].counters().iter().map(|daemon| daemon.activity.sleeps).sum();
     assert!(sleeps > 20, "it does not sleep");
     assert_eq!(client.get(7), Ok(Some(7)));

@@ -11,10 +11,12 @@ use crosstie_kv::client::Client;
 use crosstie_kv::node::{Membership, Node, NodeConfig};
 use crosstie_kv::sharding::ShardMap;
 use crosstie_kv::wire::{Op, Status, WordRequest, WordResponse};
+use crosstie_testkit::child::Child;
 use crosstie_testkit::trace;
-use rustix::process::{Pid, Signal, kill_process};
+use crosstie_testkit::wait::eventually;
+use rustix::process::Signal;
 
-use super::cluster::process::{ChildProcess, SECRET, wait_until};
+use super::cluster::process::{SECRET, signal, start_node};
 use super::cluster::{BACKENDS, Random, TIMEOUT, fresh_name, seed};
 
 /// Requests for the keys of the other nodes while one is stopped.
@@ -27,7 +29,7 @@ const STEPS_PER_STOP: u64 = 250;
 /// Two nodes in this process, and one in a child process, which is stopped.
 struct Cluster {
     nodes: Vec<Node>,
-    child: ChildProcess,
+    child: Child,
 }
 
 impl Cluster {
@@ -49,7 +51,7 @@ impl Cluster {
             .collect();
         // The child binds the address itself.
         drop(listeners);
-        let mut child = ChildProcess::node(&name, STOPPED, backend, &addresses);
+        let mut child = start_node(&name, STOPPED, backend, &addresses);
         child.expect("serving");
         nodes.iter().for_each(|node| node.wait_for_peers(TIMEOUT).unwrap());
         Cluster { nodes, child }
@@ -62,7 +64,7 @@ impl Cluster {
 
     /// The thread of a daemon of the child process.
     fn daemon(&self, number: u32) -> i32 {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.child.id())).unwrap();
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         let is_daemon = |path: &std::path::PathBuf| {
             std::fs::read_to_string(path.join("comm"))
                 .is_ok_and(|name| name.trim_end() == format!("kv-daemon-{number}"))
@@ -100,7 +102,7 @@ fn other_nodes_go_on_while_a_node_is_stopped() {
             signal(child, Signal::STOP);
             let mut ended = 0;
             pipelined(&mut client, REQUESTS, |i| put(others[i as usize % others.len()], i));
-            wait_until("requests for the stopped node end", || {
+            eventually("requests for the stopped node end", || {
                 client.wait(Some(Duration::from_millis(50)));
                 client.poll(|_, response| {
                     assert!(matches!(response.status, Status::Done | Status::NodeGone), "{response:?}");
@@ -116,7 +118,7 @@ fn other_nodes_go_on_while_a_node_is_stopped() {
             // Each of its daemons has a connection of its own.
             for key in &theirs {
                 let mut value = refused;
-                wait_until("the continued node serves", || {
+                eventually("the continued node serves", || {
                     value = call(&mut client, WordRequest::new(Op::Get, STOPPED, *key));
                     value.status != Status::NodeGone
                 });
@@ -157,7 +159,7 @@ fn other_nodes_go_on_while_a_node_is_stopped_at_any_instruction_of_its_daemons()
             client.poll(|_, _| panic!("the daemon does not run"));
             trace::step_attached(daemon, steps).unwrap();
             trace::detach_stopped(daemon as u32).unwrap();
-            wait_until("the node stops", || is_stopped(&cluster.child));
+            eventually("the node stops", || is_stopped(&cluster.child));
             let mut ended = 0;
             let mut check = |client: &mut Client<u64>| {
                 client.poll(|token, response| {
@@ -175,14 +177,14 @@ fn other_nodes_go_on_while_a_node_is_stopped_at_any_instruction_of_its_daemons()
             check(&mut client);
             inside += u64::from(client.in_flight() > 0);
             signal(&cluster.child, Signal::CONT);
-            wait_until("requests for the continued node end", || {
+            eventually("requests for the continued node end", || {
                 client.wait(Some(Duration::from_millis(50)));
                 check(&mut client);
                 client.in_flight() == 0
             });
             assert_eq!(ended, begun, "every request ends once");
             let mut value = None;
-            wait_until("the continued node serves", || {
+            eventually("the continued node serves", || {
                 let response = call(&mut client, WordRequest::new(Op::Get, STOPPED, theirs[0]));
                 value = (response.status == Status::Done).then_some(response.value);
                 response.status != Status::NodeGone
@@ -202,8 +204,8 @@ fn other_nodes_go_on_while_a_node_is_stopped_at_any_instruction_of_its_daemons()
 }
 
 /// Whether every thread of the process is stopped.
-fn is_stopped(child: &ChildProcess) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.child.id()));
+fn is_stopped(child: &Child) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id()));
     tasks.into_iter().flatten().flatten().all(|task| {
         let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
@@ -223,7 +225,7 @@ fn call(client: &mut Client<u64>, request: WordRequest) -> WordResponse {
     let mut response = None;
     let request = client.shard_map().route(request);
     assert!(client.begin(request, 0).is_ok(), "nothing is in flight");
-    wait_until("a response", || {
+    eventually("a response", || {
         client.wait(Some(Duration::from_millis(50)));
         client.poll(|_, answer| response = Some(answer));
         response.is_some()
@@ -235,7 +237,7 @@ fn call(client: &mut Client<u64>, request: WordRequest) -> WordResponse {
 fn pipelined(client: &mut Client<u64>, count: u64, mut request: impl FnMut(u64) -> WordRequest) {
     const MARK: u64 = 1 << 32;
     let (mut begun, mut done) = (0, 0);
-    wait_until("requests go on", || {
+    eventually("requests go on", || {
         while begun < count && client.begin(client.shard_map().route(request(begun)), MARK).is_ok() {
             begun += 1;
         }
@@ -247,9 +249,4 @@ fn pipelined(client: &mut Client<u64>, count: u64, mut request: impl FnMut(u64) 
         });
         done == count
     });
-}
-
-fn signal(child: &ChildProcess, signal: Signal) {
-    let process = Pid::from_raw(child.child.id() as i32).unwrap();
-    kill_process(process, signal).unwrap();
 }

@@ -11,12 +11,13 @@ use crosstie_kv::Backend;
 use crosstie_kv::client::{AttachError, Client};
 use crosstie_kv::node::{Membership, Node, NodeConfig, NodeEnded};
 use crosstie_kv::wire::{self, BytesOp, NodeInfo, Status, WordRequest, WordResponse};
+use crosstie_testkit::wait::eventually;
 use zerocopy::IntoBytes;
 
-use super::cluster::process::wait_until;
 use super::cluster::{Plan, TIMEOUT, exercise, fresh_name, seed};
 
-const INFO: NodeInfo = NodeInfo {
+/// What a node says of itself.
+pub(super) const INFO: NodeInfo = NodeInfo {
     version: NodeInfo::VERSION,
     rank: 0,
     nodes: 1,
@@ -152,7 +153,7 @@ fn of_two_nodes_with_one_rank_the_older_one_ends() {
     older.wait_for_peers(TIMEOUT).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let newer = join("newer", 1, Membership { listener, ..plan.membership(1) });
-    wait_until("the older node still runs", || !older.is_running());
+    eventually("the older node still runs", || !older.is_running());
     let ended = older.stop().unwrap_err();
     assert_eq!(ended, NodeEnded::Replaced { rank: 1 }, "{ended}");
     newer.wait_for_peers(TIMEOUT).unwrap();
@@ -166,7 +167,7 @@ fn of_two_nodes_with_one_rank_the_older_one_ends() {
         let newest = answered(&mut channel, &hello(1, 2, VERSION), REPLACED).expect("an answer");
         assert_eq!(Some(u64::from_le_bytes(newest.try_into().unwrap())), before.incarnation);
     }
-    wait_until("refused nodes are counted", || lower.refused_connections() == refused + 3);
+    eventually("refused nodes are counted", || lower.refused_connections() == refused + 3);
     assert_eq!(state(), before);
     assert!(newer.is_running());
     let mut client = Client::attach_pipelined(lower.name()).unwrap();
@@ -185,7 +186,7 @@ fn node_of_another_version_is_rejected_and_the_others_go_on() {
         let mut channel = Channel::connect(plan.addresses[1], 2, 3, &secret, 1024).unwrap();
         let why = rejected(&mut channel, &hello).expect("a reason");
         assert!(why.contains("rank 2 has version") && why.contains("release"), "{why}");
-        wait_until("rank 2 was not disconnected", || problem(2) == why);
+        eventually("rank 2 was not disconnected", || problem(2) == why);
     }
     let listener: &TcpListener = &plan.listeners[0];
     for hello in other_hellos(0, VERSION) {
@@ -193,7 +194,7 @@ fn node_of_another_version_is_rejected_and_the_others_go_on() {
         let mut channel = Channel::from_accepted(stream, &control_secret(&plan), 1024).unwrap();
         let why = rejected(&mut channel, &hello).expect("a reason");
         assert!(why.contains("rank 0 has version"), "{why}");
-        wait_until("rank 0 was not disconnected", || problem(0) == why);
+        eventually("rank 0 was not disconnected", || problem(0) == why);
     }
     let others = [0, 2].map(|rank| Node::join(&config(rank), plan.membership(rank as usize)).unwrap());
     for node in [&node, &others[0], &others[1]] {

@@ -2,23 +2,23 @@
 
 use core::ffi::c_int;
 
-use crate::Case;
+use crate::cases;
 use crate::net::{HANDLE_LEN, HOST, INVALID_ARGUMENT, INVALID_USAGE, NULL, Net, OPTIONAL, Ptr};
 use crate::pair::{Buffer, Pair, finish, receive, send};
 
-pub(crate) const CASES: &[Case] = &[
-    ("tables_have_the_layout_of_nccl", tables_have_the_layout_of_nccl),
-    ("properties_have_the_layout_of_nccl", properties_have_the_layout_of_nccl),
-    ("null_arguments_are_refused", null_arguments_are_refused),
-    ("old_and_wrong_comms_are_refused", old_and_wrong_comms_are_refused),
-    ("old_requests_are_refused", old_requests_are_refused),
-    ("buffers_outside_their_memory_are_refused", buffers_outside_their_memory_are_refused),
-    ("deregistered_memory_is_refused_by_every_comm", deregistered_memory_is_refused_by_every_comm),
-    ("group_size_is_limited", group_size_is_limited),
-    ("gpu_memory_is_refused_on_the_software_device", gpu_memory_is_refused_on_the_software_device),
-    ("invalid_handle_is_refused", invalid_handle_is_refused),
-    ("traffic_class_is_checked", traffic_class_is_checked),
-];
+cases!(
+    tables_have_the_layout_of_nccl,
+    properties_have_the_layout_of_nccl,
+    null_arguments_are_refused,
+    old_and_wrong_comms_are_refused,
+    old_requests_are_refused,
+    buffers_outside_their_memory_are_refused,
+    deregistered_memory_is_refused_by_every_comm,
+    group_size_is_limited,
+    gpu_memory_is_refused_on_the_software_device,
+    invalid_handle_is_refused,
+    traffic_class_is_checked,
+);
 
 pub(crate) const VERSIONS: [u32; 3] = [10, 11, 12];
 
@@ -65,7 +65,6 @@ fn properties_have_the_layout_of_nccl() {
         for device in [-1, 1, c_int::MAX] {
             assert_eq!(net.properties(device, to), INVALID_ARGUMENT);
         }
-        net.close();
     }
 }
 
@@ -114,9 +113,6 @@ fn null_arguments_are_refused() {
         }
         // Nothing to close.
         assert_eq!([net.close_send(NULL), net.close_recv(NULL), net.close_listen(NULL)], [0; 3]);
-        buffer.free();
-        pair.close();
-        net.close();
     }
 }
 
@@ -132,9 +128,9 @@ fn old_and_wrong_comms_are_refused() {
         assert_eq!(net.close_send(comm), INVALID_ARGUMENT);
     }
     let key = buffer.key;
-    buffer.free();
+    drop(buffer);
     assert_eq!(net.dereg_mr(send_comm, key), INVALID_ARGUMENT, "deregistered twice");
-    pair.close();
+    drop(pair);
     assert_eq!(net.close_send(send_comm), INVALID_ARGUMENT, "closed twice");
     assert_eq!(net.close_recv(recv_comm), INVALID_ARGUMENT, "closed twice");
     // The next comms use the same slots of the plugin's tables; the old keys stay invalid.
@@ -142,8 +138,6 @@ fn old_and_wrong_comms_are_refused() {
     assert_ne!(next.send, send_comm);
     let mut byte = [0u8; 8];
     assert_eq!(net.reg_mr(send_comm, byte.as_mut_ptr(), 8, HOST, &raw mut to), INVALID_ARGUMENT);
-    next.close();
-    net.close();
 }
 
 fn old_requests_are_refused() {
@@ -168,11 +162,7 @@ fn old_requests_are_refused() {
             old.extend([sent, received]);
             refuse(&old);
         }
-        from.free();
-        to.free();
-        pair.close();
     }
-    net.close();
 }
 
 fn buffers_outside_their_memory_are_refused() {
@@ -188,9 +178,6 @@ fn buffers_outside_their_memory_are_refused() {
     }
     let sent = send(&net, pair.send, &mut from, 127, 1, 0);
     assert_eq!((finish(&net, sent, 1), finish(&net, received, 1)), (vec![1], vec![1]));
-    from.free();
-    to.free();
-    pair.close();
 }
 
 fn deregistered_memory_is_refused_by_every_comm() {
@@ -199,9 +186,7 @@ fn deregistered_memory_is_refused_by_every_comm() {
     let (mut from, mut to) = (Buffer::new(&net, pairs[0].send, 64), Buffer::new(&net, pairs[0].recv, 64));
     // Both comms of each direction have used the memory that the first one registered.
     for pair in &pairs {
-        let received = receive(&net, pair.recv, &mut to, &[(0, 64, 0)]);
-        let sent = send(&net, pair.send, &mut from, 0, 64, 0);
-        assert_eq!((finish(&net, sent, 1), finish(&net, received, 1)), (vec![64], vec![64]));
+        pair.exchange(&mut from, 64, &mut to, 64);
     }
     let (old_from, old_to) = (from.key, to.key);
     let (mut from, mut to) = (from.free(), to.free());
@@ -224,7 +209,6 @@ fn deregistered_memory_is_refused_by_every_comm() {
         assert_eq!(rc, INVALID_ARGUMENT);
         assert_eq!(net.dereg_mr(pair.send, old_from), INVALID_ARGUMENT);
     }
-    pairs.into_iter().for_each(Pair::close);
 }
 
 fn group_size_is_limited() {
@@ -245,9 +229,6 @@ fn group_size_is_limited() {
         );
         assert_eq!((rc, request), (INVALID_ARGUMENT, NULL), "{count} buffers");
     }
-    to.free();
-    pair.close();
-    net.close();
 }
 
 fn gpu_memory_is_refused_on_the_software_device() {
@@ -264,9 +245,6 @@ fn gpu_memory_is_refused_on_the_software_device() {
     let mut request = OPTIONAL;
     assert_eq!(net.iflush(pair.recv, to.at(0), 64, to.key, &raw mut request), 0);
     assert!(request.is_null());
-    to.free();
-    pair.close();
-    net.close();
 }
 
 fn invalid_handle_is_refused() {
@@ -277,7 +255,6 @@ fn invalid_handle_is_refused() {
         assert_eq!(net.connect(0, handle.as_mut_ptr(), &raw mut comm), INVALID_ARGUMENT);
         assert!(comm.is_null());
     }
-    net.close();
 }
 
 fn traffic_class_is_checked() {
@@ -285,9 +262,7 @@ fn traffic_class_is_checked() {
         let mut net = Net::load(version);
         assert_eq!(net.init(256), INVALID_ARGUMENT);
         assert_eq!(net.init(106), 0);
-        let pair = Pair::new(&net);
-        pair.close();
-        net.close();
+        drop(Pair::new(&net));
     }
     let net = Net::open(10);
     let (listen, mut handle) = crate::pair::listen(&net, 0);

@@ -1,42 +1,33 @@
 //! Closing, aborting, and beginning again.
 
-use crate::Case;
 use crate::arguments::VERSIONS;
+use crate::cases;
 use crate::net::{NULL, Net, Ptr, REMOTE_ERROR, SYSTEM_ERROR, log, wait_for};
 use crate::pair::{Buffer, Pair, check, fill, finish, listen, receive, send};
 
-pub(crate) const CASES: &[Case] = &[
-    ("library_stays_loaded_when_nccl_closes_it", library_stays_loaded_when_nccl_closes_it),
-    ("destroyed_communicators_can_be_created_again", destroyed_communicators_can_be_created_again),
-    ("versions_can_be_used_together", versions_can_be_used_together),
-    ("deregister_before_close_when_all_is_done", deregister_before_close_when_all_is_done),
-    (
-        "deregister_succeeds_after_receives_of_another_comm",
-        deregister_succeeds_after_receives_of_another_comm,
-    ),
-    ("deregister_aborts_outstanding_receives", deregister_aborts_outstanding_receives),
-    ("deregister_aborts_sends_of_an_incomplete_group", deregister_aborts_sends_of_an_incomplete_group),
-    (
-        "close_with_requests_outstanding_ends_those_of_the_peer",
-        close_with_requests_outstanding_ends_those_of_the_peer,
-    ),
-    (
-        "messages_that_arrived_before_the_close_are_received",
-        messages_that_arrived_before_the_close_are_received,
-    ),
-    ("counters_are_logged_at_close", counters_are_logged_at_close),
-    ("finalize_ends_the_connects_of_its_communicator", finalize_ends_the_connects_of_its_communicator),
-];
+cases!(
+    library_stays_loaded_when_nccl_closes_it,
+    destroyed_communicators_can_be_created_again,
+    versions_can_be_used_together,
+    deregister_before_close_when_all_is_done,
+    deregister_succeeds_after_receives_of_another_comm,
+    deregister_aborts_outstanding_receives,
+    deregister_aborts_sends_of_an_incomplete_group,
+    close_with_requests_outstanding_ends_those_of_the_peer,
+    messages_that_arrived_before_the_close_are_received,
+    counters_are_logged_at_close,
+    finalize_ends_the_connects_of_its_communicator,
+);
 
 fn library_stays_loaded_when_nccl_closes_it() {
     let net = Net::load(11);
     let (table, name) = (net.word(1), net.name().as_ptr() as usize);
-    net.close_library();
+    drop(net);
     let again = Net::load(11);
     assert_eq!((again.word(1), again.name().as_ptr() as usize), (table, name), "it was loaded anew");
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(maps.contains("crosstie_nccl"));
-    again.close_library();
+    drop(again);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(maps.contains("crosstie_nccl"), "link the library with -z nodelete");
 }
@@ -44,11 +35,8 @@ fn library_stays_loaded_when_nccl_closes_it() {
 fn transfer(net: &Net, pair: &Pair<'_>, number: usize, len: usize) {
     let (mut from, mut to) = (Buffer::new(net, pair.send, len), Buffer::new(net, pair.recv, len));
     fill(&mut from.bytes, number);
-    let received = receive(net, pair.recv, &mut to, &[(0, len, 0)]);
-    let sent = send(net, pair.send, &mut from, 0, len, 0);
-    assert_eq!((finish(net, received, 1), finish(net, sent, 1)), (vec![len], vec![len]));
-    from.free();
-    check(&to.free(), number);
+    pair.exchange(&mut from, len, &mut to, len);
+    check(&to.bytes, number);
 }
 
 fn destroyed_communicators_can_be_created_again() {
@@ -57,10 +45,8 @@ fn destroyed_communicators_can_be_created_again() {
             let net = Net::open(version);
             let (first, second) = (Pair::new(&net), Pair::new(&net));
             transfer(&net, &first, round, 100_000);
-            first.close();
+            drop(first);
             transfer(&net, &second, round, 1000);
-            second.close();
-            net.close();
         }
     }
 }
@@ -71,8 +57,6 @@ fn versions_can_be_used_together() {
     for (number, pair) in pairs.iter().enumerate() {
         transfer(pair.net, pair, number, 50_000);
     }
-    pairs.into_iter().for_each(Pair::close);
-    nets.into_iter().for_each(Net::close);
 }
 
 fn deregister_before_close_when_all_is_done() {
@@ -81,8 +65,6 @@ fn deregister_before_close_when_all_is_done() {
     transfer(&net, &pair, 1, 30_000);
     // The memory is gone; the connection is not.
     transfer(&net, &pair, 2, 30_000);
-    pair.close();
-    net.close();
 }
 
 /// The other comm has used so many memories since that it does not know this one any more; its connection still holds it.
@@ -99,14 +81,7 @@ fn deregister_succeeds_after_receives_of_another_comm() {
         assert_eq!(finish(&net, receive, 1), [64]);
         finish(&net, sent, 1);
     }
-    first.free();
-    for buffer in later {
-        buffer.free();
-    }
-    from.free();
-    other.close();
-    pair.close();
-    net.close();
+    drop((first, later));
 }
 
 fn deregister_aborts_outstanding_receives() {
@@ -139,9 +114,6 @@ fn deregister_aborts_outstanding_receives() {
         let mut done = 0;
         assert_eq!(net.test(received, &raw mut done, core::ptr::null_mut()), SYSTEM_ERROR);
         assert_eq!(done, 0);
-        from.free();
-        pair.close();
-        net.close();
     }
 }
 
@@ -151,14 +123,11 @@ fn deregister_aborts_sends_of_an_incomplete_group() {
     let (mut from, mut to) = (Buffer::new(&net, pair.send, 64), Buffer::new(&net, pair.recv, 128));
     let received = receive(&net, pair.recv, &mut to, &[(0, 64, 1), (64, 64, 2)]);
     let sent = send(&net, pair.send, &mut from, 0, 64, 1);
-    from.free();
+    drop(from);
     let mut done = 0;
     assert_eq!(net.test(sent, &raw mut done, core::ptr::null_mut()), SYSTEM_ERROR);
     let rc = error_of(&net, received);
     assert_eq!(rc, REMOTE_ERROR);
-    to.free();
-    pair.close();
-    net.close();
 }
 
 /// Tests a request until it fails.
@@ -174,35 +143,31 @@ fn error_of(net: &Net, request: Ptr) -> i32 {
 fn close_with_requests_outstanding_ends_those_of_the_peer() {
     let net = Net::open(11);
     // The sender closes.
-    let pair = Pair::new(&net);
+    let mut pair = Pair::new(&net);
     let mut to = Buffer::new(&net, pair.recv, 4096);
     let receives: Vec<_> = (0..8).map(|_| receive(&net, pair.recv, &mut to, &[(0, 64, 0)])).collect();
-    assert_eq!(net.close_send(pair.send), 0);
+    pair.close_send();
     for request in receives {
         assert_eq!(error_of(&net, request), REMOTE_ERROR);
     }
-    to.free();
-    assert_eq!((net.close_recv(pair.recv), net.close_listen(pair.listen)), (0, 0));
+    drop(to);
 
     // The receiver closes.
-    let pair = Pair::new(&net);
+    let mut pair = Pair::new(&net);
     let mut from = Buffer::new(&net, pair.send, 64);
     let mut to = Buffer::new(&net, pair.recv, 128);
     receive(&net, pair.recv, &mut to, &[(0, 64, 1), (64, 64, 2)]);
     let sent = send(&net, pair.send, &mut from, 0, 64, 1);
-    to.free();
-    assert_eq!(net.close_recv(pair.recv), 0);
+    drop(to);
+    pair.close_recv();
     let rc = error_of(&net, sent);
     assert_eq!(rc, REMOTE_ERROR);
-    from.free();
-    assert_eq!((net.close_send(pair.send), net.close_listen(pair.listen)), (0, 0));
-    net.close();
 }
 
 fn messages_that_arrived_before_the_close_are_received() {
     let net = Net::open(11);
     for len in [100, 100_000] {
-        let pair = Pair::new(&net);
+        let mut pair = Pair::new(&net);
         let (mut from, mut to) = (Buffer::new(&net, pair.send, len), Buffer::new(&net, pair.recv, 4 * len));
         let receives: Vec<_> =
             (0..4).map(|at| receive(&net, pair.recv, &mut to, &[(at * len, len, 0)])).collect();
@@ -211,16 +176,13 @@ fn messages_that_arrived_before_the_close_are_received() {
             let sent = send(&net, pair.send, &mut from, 0, len, 0);
             assert_eq!(finish(&net, sent, 1), [len]);
         }
-        from.free();
-        assert_eq!(net.close_send(pair.send), 0);
+        drop(from);
+        pair.close_send();
         for (number, request) in receives.into_iter().enumerate() {
             assert_eq!(finish(&net, request, 1), [len]);
             check(&to.bytes[number * len..][..len], number);
         }
-        to.free();
-        assert_eq!((net.close_recv(pair.recv), net.close_listen(pair.listen)), (0, 0));
     }
-    net.close();
 }
 
 fn counters_are_logged_at_close() {
@@ -228,7 +190,7 @@ fn counters_are_logged_at_close() {
     let pair = Pair::new(&net);
     transfer(&net, &pair, 0, 123_456);
     let before = log().len();
-    pair.close();
+    drop(pair);
     let lines = log().split_off(before);
     let find = |text: &str| lines.iter().find(|line| line.contains(text)).cloned().unwrap_or_default();
     assert!(
@@ -239,7 +201,6 @@ fn counters_are_logged_at_close() {
     let rails: Vec<_> = lines.iter().filter(|line| line.contains("rail 0 software: 123456 bytes")).collect();
     assert_eq!(rails.len(), 2, "{lines:?}");
     assert!(rails[0].contains("1 work requests, 1 completions, 0 retries, 0 replays"), "{lines:?}");
-    net.close();
 }
 
 /// NCCL aborts while a peer does not accept: it never asks for the connection again. Another communicator goes on.
@@ -262,12 +223,10 @@ fn finalize_ends_the_connects_of_its_communicator() {
     }
     wait_for("the attempts", || (connecting() == ATTEMPTS).then_some(()));
     let pair = Pair::new(&staying);
-    ending.close();
+    drop(ending);
     wait_for("the end of the attempts", || (connecting() == 2).then_some(()));
     transfer(&staying, &pair, 0, 1000);
-    pair.close();
     for (listener, _) in listeners {
         assert_eq!(staying.close_listen(listener), 0);
     }
-    staying.close();
 }

@@ -11,6 +11,7 @@ mod net;
 mod pair;
 mod peers;
 mod rails;
+mod traffic;
 mod transfers;
 
 use std::panic::catch_unwind;
@@ -20,12 +21,23 @@ use crosstie_testkit::rng;
 
 type Case = (&'static str, fn());
 
+/// The cases of a module: functions of these names.
+macro_rules! cases {
+    ($($name:ident,)*) => {
+        pub(crate) const CASES: &[$crate::Case] = &[$((stringify!($name), $name)),*];
+    };
+}
+use cases;
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let [flag, role, rest @ ..] = arguments.as_slice()
         && flag == "--child"
     {
-        peers::run_child(role, rest);
+        match role.as_str() {
+            "traffic" => traffic::run_child(rest),
+            _ => rails::run_child(role, rest),
+        }
         return ExitCode::SUCCESS;
     }
     let devices = arguments.iter().find_map(|argument| argument.strip_prefix("--devices="));

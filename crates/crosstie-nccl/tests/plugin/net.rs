@@ -4,7 +4,8 @@
 use core::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+
+pub(crate) use crosstie_testkit::wait::find as wait_for;
 
 pub(crate) type Ptr = *mut c_void;
 pub(crate) const NULL: Ptr = core::ptr::null_mut();
@@ -17,9 +18,6 @@ pub(crate) const SYSTEM_ERROR: c_int = 2;
 pub(crate) const INVALID_ARGUMENT: c_int = 4;
 pub(crate) const INVALID_USAGE: c_int = 5;
 pub(crate) const REMOTE_ERROR: c_int = 6;
-
-/// Nothing takes so long, even on a loaded machine with two cores.
-pub(crate) const HANG: Duration = Duration::from_secs(60);
 
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -53,6 +51,7 @@ pub(crate) struct Net {
     pub(crate) version: u32,
     pub(crate) context: Ptr,
     library: Ptr,
+    is_initialized: bool,
 }
 
 // SAFETY: the table is constant, and the plugin's functions may be called by any thread.
@@ -116,7 +115,7 @@ impl Net {
         // SAFETY: the library is open.
         let table = unsafe { libc::dlsym(library, symbol.as_ptr()) };
         assert!(!table.is_null(), "no symbol {symbol:?}");
-        Net { table: table.cast(), version, context: NULL, library }
+        Net { table: table.cast(), version, context: NULL, library, is_initialized: false }
     }
 
     /// Opens the library and initialises the network.
@@ -124,20 +123,6 @@ impl Net {
         let mut net = Net::load(version);
         assert_eq!(net.init(-1), 0);
         net
-    }
-
-    /// Ends the communicator and closes the library.
-    pub(crate) fn close(self) {
-        if self.version >= 11 {
-            assert_eq!(call!(self, FINALIZE, (Ptr), self.context), 0);
-        }
-        self.close_library();
-    }
-
-    /// Closes the library only, as NCCL does after its last communicator.
-    pub(crate) fn close_library(self) {
-        // SAFETY: opened in `load`.
-        assert_eq!(unsafe { libc::dlclose(self.library) }, 0);
     }
 
     pub(crate) fn words(&self) -> usize {
@@ -156,7 +141,7 @@ impl Net {
     }
 
     pub(crate) fn init(&mut self, traffic_class: c_int) -> c_int {
-        if self.version >= 11 {
+        let rc = if self.version >= 11 {
             let (context, config) = (&raw mut self.context, &raw const traffic_class);
             call!(
                 self,
@@ -170,7 +155,9 @@ impl Net {
             )
         } else {
             call!(self, INIT, (usize, Ptr), logger as *const () as usize, NULL)
-        }
+        };
+        self.is_initialized |= rc == 0;
+        rc
     }
 
     pub(crate) fn devices(&self) -> c_int {
@@ -386,17 +373,18 @@ impl Net {
     }
 }
 
-/// Calls `step` until it returns something. Fails when it takes longer than anything takes.
-pub(crate) fn wait_for<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    for round in 0u64.. {
-        if let Some(result) = step() {
-            return result;
+/// Ends the communicator and closes the library, as NCCL does after its last communicator. Both must succeed.
+impl Drop for Net {
+    fn drop(&mut self) {
+        if self.is_initialized && self.version >= 11 {
+            assert_ok(call!(self, FINALIZE, (Ptr), self.context), "finalize");
         }
-        if round % 64 == 63 {
-            assert!(began.elapsed() < HANG, "{what}: nothing happened for {HANG:?}");
-            std::thread::yield_now();
-        }
+        // SAFETY: opened in `load`.
+        assert_ok(unsafe { libc::dlclose(self.library) }, "dlclose");
     }
-    unreachable!()
+}
+
+/// For calls that a drop makes: they must succeed, unless the test has failed already.
+pub(crate) fn assert_ok(rc: c_int, call: &str) {
+    assert!(rc == 0 || std::thread::panicking(), "{call}: {rc}");
 }

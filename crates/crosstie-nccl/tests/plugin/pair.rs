@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use crate::net::{HANDLE_LEN, HOST, NULL, Net, Ptr, wait_for};
+use crate::net::{HANDLE_LEN, HOST, NULL, Net, Ptr, assert_ok, wait_for};
 
 /// Both ends of a connection, driven by one thread: no call blocks.
 pub(crate) struct Pair<'a> {
@@ -19,30 +19,62 @@ pub(crate) fn listen(net: &Net, device: c_int) -> (Ptr, [u8; HANDLE_LEN]) {
     (comm, handle)
 }
 
+/// Connects to a peer's handle and accepts that peer, or another one.
+pub(crate) fn connect_and_accept(
+    net: &Net,
+    device: c_int,
+    mut handle: [u8; HANDLE_LEN],
+    listen: Ptr,
+) -> (Ptr, Ptr) {
+    let (mut send, mut recv) = (NULL, NULL);
+    wait_for("connect and accept", || {
+        if send.is_null() {
+            assert_eq!(net.connect(device, handle.as_mut_ptr(), &raw mut send), 0);
+        }
+        if recv.is_null() {
+            assert_eq!(net.accept(listen, &raw mut recv), 0);
+        }
+        (!send.is_null() && !recv.is_null()).then_some(())
+    });
+    (send, recv)
+}
+
 impl<'a> Pair<'a> {
     pub(crate) fn new(net: &'a Net) -> Pair<'a> {
         Pair::on_device(net, 0)
     }
 
     pub(crate) fn on_device(net: &'a Net, device: c_int) -> Pair<'a> {
-        let (listen, mut handle) = listen(net, device);
-        let (mut send, mut recv) = (NULL, NULL);
-        wait_for("connect and accept", || {
-            if send.is_null() {
-                assert_eq!(net.connect(device, handle.as_mut_ptr(), &raw mut send), 0);
-            }
-            if recv.is_null() {
-                assert_eq!(net.accept(listen, &raw mut recv), 0);
-            }
-            (!send.is_null() && !recv.is_null()).then_some(())
-        });
+        let (listen, handle) = listen(net, device);
+        let (send, recv) = connect_and_accept(net, device, handle, listen);
         Pair { net, listen, send, recv }
     }
 
-    pub(crate) fn close(self) {
-        assert_eq!(self.net.close_send(self.send), 0);
-        assert_eq!(self.net.close_recv(self.recv), 0);
-        assert_eq!(self.net.close_listen(self.listen), 0);
+    /// Sends the first `len` bytes of `from` into the first `room` bytes of `to`. Both ends must report the lesser of the two.
+    pub(crate) fn exchange(&self, from: &mut Buffer<'_>, len: usize, to: &mut Buffer<'_>, room: usize) {
+        let received = receive(self.net, self.recv, to, &[(0, room, 3)]);
+        let sent = send(self.net, self.send, from, 0, len, 3);
+        let least = len.min(room);
+        assert_eq!((finish(self.net, received, 1), finish(self.net, sent, 1)), (vec![least], vec![least]));
+    }
+
+    /// Closes the sending comm before the others.
+    pub(crate) fn close_send(&mut self) {
+        assert_eq!(self.net.close_send(core::mem::replace(&mut self.send, NULL)), 0);
+    }
+
+    /// Closes the receiving comm before the others.
+    pub(crate) fn close_recv(&mut self) {
+        assert_eq!(self.net.close_recv(core::mem::replace(&mut self.recv, NULL)), 0);
+    }
+}
+
+/// Closes the comms that are open; each call must succeed.
+impl Drop for Pair<'_> {
+    fn drop(&mut self) {
+        assert_ok(self.net.close_send(self.send), "closeSend");
+        assert_ok(self.net.close_recv(self.recv), "closeRecv");
+        assert_ok(self.net.close_listen(self.listen), "closeListen");
     }
 }
 
@@ -67,10 +99,16 @@ impl<'a> Buffer<'a> {
         self.bytes.as_mut_ptr().wrapping_add(offset)
     }
 
-    /// Deregisters the memory, which must succeed.
-    pub(crate) fn free(self) -> Vec<u8> {
-        assert_eq!(self.net.dereg_mr(self.comm, self.key), 0);
-        self.bytes
+    /// Deregisters the memory, which must succeed, and hands it out.
+    pub(crate) fn free(mut self) -> Vec<u8> {
+        core::mem::take(&mut self.bytes)
+    }
+}
+
+/// Deregisters the memory, which must succeed. Memory that [`Buffer::free`] has taken out stays where it is until then.
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        assert_ok(self.net.dereg_mr(self.comm, self.key), "deregMr");
     }
 }
 

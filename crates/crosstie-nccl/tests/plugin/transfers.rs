@@ -2,32 +2,30 @@
 
 use std::time::Instant;
 
-use crate::Case;
 use crate::arguments::VERSIONS;
+use crate::cases;
 use crate::net::{HANDLE_LEN, HOST, NULL, Net, wait_for};
 use crate::pair::{
-    Buffer, Pair, Part, check, fill, finish, listen, receive, send, try_receive, try_send, try_test,
+    Buffer, Pair, Part, check, connect_and_accept, fill, finish, listen, receive, send, try_receive,
+    try_send, try_test,
 };
 
-pub(crate) const CASES: &[Case] = &[
-    (
-        "connect_and_accept_return_null_until_the_peer_comes",
-        connect_and_accept_return_null_until_the_peer_comes,
-    ),
-    ("handle_fits_into_nccls_buffer", handle_fits_into_nccls_buffer),
-    ("one_listener_accepts_several_senders", one_listener_accepts_several_senders),
-    ("isend_returns_null_until_a_receive_is_posted", isend_returns_null_until_a_receive_is_posted),
-    ("messages_of_all_sizes_arrive", messages_of_all_sizes_arrive),
-    ("receive_may_be_longer_than_the_send", receive_may_be_longer_than_the_send),
-    ("send_is_cut_to_the_length_of_the_receive", send_is_cut_to_the_length_of_the_receive),
-    ("messages_match_in_order", messages_match_in_order),
-    ("tags_choose_the_buffer_inside_the_head_group_only", tags_choose_the_buffer_inside_the_head_group_only),
-    ("groups_of_eight_arrive_in_any_order_of_sends", groups_of_eight_arrive_in_any_order_of_sends),
-    ("receives_are_tested_in_any_order", receives_are_tested_in_any_order),
-    ("too_many_receives_return_null", too_many_receives_return_null),
-    ("both_directions_run_at_once", both_directions_run_at_once),
-    ("memory_is_registered_beside_sends", memory_is_registered_beside_sends),
-];
+cases!(
+    connect_and_accept_return_null_until_the_peer_comes,
+    handle_fits_into_nccls_buffer,
+    one_listener_accepts_several_senders,
+    isend_returns_null_until_a_receive_is_posted,
+    messages_of_all_sizes_arrive,
+    receive_may_be_longer_than_the_send,
+    send_is_cut_to_the_length_of_the_receive,
+    messages_match_in_order,
+    tags_choose_the_buffer_inside_the_head_group_only,
+    groups_of_eight_arrive_in_any_order_of_sends,
+    receives_are_tested_in_any_order,
+    too_many_receives_return_null,
+    both_directions_run_at_once,
+    memory_is_registered_beside_sends,
+);
 
 fn connect_and_accept_return_null_until_the_peer_comes() {
     for version in VERSIONS {
@@ -43,18 +41,8 @@ fn connect_and_accept_return_null_until_the_peer_comes() {
             assert_eq!(net.connect(0, handle.as_mut_ptr(), &raw mut comm), 0);
             assert!(comm.is_null(), "connected to nobody");
         }
-        let mut recv = NULL;
-        wait_for("connect and accept", || {
-            if comm.is_null() {
-                assert_eq!(net.connect(0, handle.as_mut_ptr(), &raw mut comm), 0);
-            }
-            if recv.is_null() {
-                assert_eq!(net.accept(listen_comm, &raw mut recv), 0);
-            }
-            (!comm.is_null() && !recv.is_null()).then_some(())
-        });
-        Pair { net: &net, listen: listen_comm, send: comm, recv }.close();
-        net.close();
+        let (send, recv) = connect_and_accept(&net, 0, handle, listen_comm);
+        drop(Pair { net: &net, listen: listen_comm, send, recv });
     }
 }
 
@@ -68,7 +56,6 @@ fn handle_fits_into_nccls_buffer() {
     assert_eq!(net.connect(0, bytes.as_mut_ptr(), &raw mut send), 0);
     assert!(bytes[HANDLE_LEN..].iter().all(|byte| *byte == 0x55));
     assert_eq!(net.close_listen(comm), 0);
-    net.close();
 }
 
 fn one_listener_accepts_several_senders() {
@@ -106,10 +93,6 @@ fn isend_returns_null_until_a_receive_is_posted() {
     let sent = send(&net, pair.send, &mut from, 0, 64, 0);
     assert!(try_send(&net, pair.send, &mut from, 0, 64, 0).is_none(), "one receive, one send");
     assert_eq!((finish(&net, sent, 1), finish(&net, received, 1)), (vec![64], vec![64]));
-    from.free();
-    to.free();
-    pair.close();
-    net.close();
 }
 
 pub(crate) const SIZES: [usize; 22] = [
@@ -148,15 +131,9 @@ fn messages_of_all_sizes_arrive() {
         for (number, len) in SIZES.into_iter().filter(|len| *len <= limit).enumerate() {
             fill(&mut from.bytes[..len], number);
             to.bytes[..len].fill(0);
-            let received = receive(&net, pair.recv, &mut to, &[(0, len, 3)]);
-            let sent = send(&net, pair.send, &mut from, 0, len, 3);
-            assert_eq!((finish(&net, received, 1), finish(&net, sent, 1)), (vec![len], vec![len]));
+            pair.exchange(&mut from, len, &mut to, len);
             check(&to.bytes[..len], number);
         }
-        from.free();
-        to.free();
-        pair.close();
-        net.close();
     }
 }
 
@@ -167,16 +144,10 @@ fn receive_may_be_longer_than_the_send() {
     for (number, len) in [0, 1, 100, 8192, 9000, 300_000].into_iter().enumerate() {
         fill(&mut from.bytes[..len], number);
         to.bytes.fill(0xee);
-        let received = receive(&net, pair.recv, &mut to, &[(0, 1 << 20, 0)]);
-        let sent = send(&net, pair.send, &mut from, 0, len, 0);
-        assert_eq!((finish(&net, received, 1), finish(&net, sent, 1)), (vec![len], vec![len]));
+        pair.exchange(&mut from, len, &mut to, 1 << 20);
         check(&to.bytes[..len], number);
         assert!(to.bytes[len..].iter().all(|byte| *byte == 0xee), "written behind the message");
     }
-    from.free();
-    to.free();
-    pair.close();
-    net.close();
 }
 
 fn send_is_cut_to_the_length_of_the_receive() {
@@ -186,16 +157,10 @@ fn send_is_cut_to_the_length_of_the_receive() {
     for (number, (sent_len, room)) in [(100, 10), (40_000, 20_000), (5, 0)].into_iter().enumerate() {
         fill(&mut from.bytes, number);
         to.bytes.fill(0xee);
-        let received = receive(&net, pair.recv, &mut to, &[(0, room, 0)]);
-        let sent = send(&net, pair.send, &mut from, 0, sent_len, 0);
-        assert_eq!((finish(&net, received, 1), finish(&net, sent, 1)), (vec![room], vec![room]));
+        pair.exchange(&mut from, sent_len, &mut to, room);
         check(&to.bytes[..room], number);
         assert!(to.bytes[room..].iter().all(|byte| *byte == 0xee));
     }
-    from.free();
-    to.free();
-    pair.close();
-    net.close();
 }
 
 fn messages_match_in_order() {
@@ -232,10 +197,6 @@ fn messages_match_in_order() {
         }
         (received == count && sends.is_empty()).then_some(())
     });
-    from.free();
-    to.free();
-    pair.close();
-    net.close();
 }
 
 fn tags_choose_the_buffer_inside_the_head_group_only() {
@@ -258,10 +219,6 @@ fn tags_choose_the_buffer_inside_the_head_group_only() {
     for (request, len) in [(tag_two, 20), (tag_one, 10), (again, 40), (tag_three, 30)] {
         assert_eq!(finish(&net, request, 1), [len]);
     }
-    from.free();
-    to.free();
-    pair.close();
-    net.close();
 }
 
 fn groups_of_eight_arrive_in_any_order_of_sends() {
@@ -295,10 +252,6 @@ fn groups_of_eight_arrive_in_any_order_of_sends() {
                 check(&to.bytes[at * room..][..lens[at]], round * 8 + at);
             }
         }
-        from.free();
-        to.free();
-        pair.close();
-        net.close();
     }
 }
 
@@ -322,10 +275,6 @@ fn receives_are_tested_in_any_order() {
             assert_eq!(finish(&net, sends[(at + round) % 32], 1), [1000 - (at + round) % 32]);
         }
     }
-    from.free();
-    to.free();
-    pair.close();
-    net.close();
 }
 
 fn too_many_receives_return_null() {
@@ -343,8 +292,6 @@ fn too_many_receives_return_null() {
         assert_eq!((finish(&net, *request, 1), finish(&net, sent, 1)), (vec![8], vec![8]));
     }
     assert!(try_receive(&net, pair.recv, &mut to, &[(0, 8, 0)]).is_some());
-    pair.close();
-    net.close();
 }
 
 fn both_directions_run_at_once() {
@@ -362,7 +309,6 @@ fn both_directions_run_at_once() {
                     assert_eq!(finish(net, received, 1), [len]);
                     check(&to.bytes[..len], number);
                 }
-                to.free();
             });
             scope.spawn(move || {
                 let mut from = Buffer::new(net, pointer(send_comm), 300_000);
@@ -372,13 +318,9 @@ fn both_directions_run_at_once() {
                     let sent = send(net, pointer(send_comm), &mut from, 0, len, 0);
                     finish(net, sent, 1);
                 }
-                from.free();
             });
         }
     });
-    forth.close();
-    back.close();
-    net.close();
 }
 
 fn memory_is_registered_beside_sends() {
@@ -405,15 +347,9 @@ fn memory_is_registered_beside_sends() {
         for number in 0..2000 {
             let len = number * 7 % 20_000;
             fill(&mut from.bytes[..len], number);
-            let received = receive(&net, pair.recv, &mut to, &[(0, 20_000, 0)]);
-            let sent = send(&net, pair.send, &mut from, 0, len, 0);
-            assert_eq!((finish(&net, received, 1), finish(&net, sent, 1)), (vec![len], vec![len]));
+            pair.exchange(&mut from, len, &mut to, 20_000);
             check(&to.bytes[..len], number);
         }
         is_over.store(true, core::sync::atomic::Ordering::Relaxed);
-        from.free();
-        to.free();
     });
-    pair.close();
-    net.close();
 }

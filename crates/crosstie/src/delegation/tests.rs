@@ -1,10 +1,12 @@
 //! Tests that need access to the internals: random interleavings against an oracle, abandoned positions, and clients that
 //! break the protocol.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use crosstie_testkit::fresh_name;
+use crosstie_testkit::wait::{TIMEOUT, eventually};
 use proptest::prelude::*;
 
 use super::layout::ClientKey;
@@ -13,22 +15,6 @@ use crate::local_rpc::transport::Transport as _;
 use crate::memory::copy::copy;
 use crate::ring::reservation;
 use crate::rng::{Random, seed};
-
-/// A test that waits longer than this has failed.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
-fn fresh_name() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("delegation-unit-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
-}
-
-fn until(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < TIMEOUT, "timed out");
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
 
 type TestServer = Server<u64, u64>;
 type TestClient = Client<u64, u64, u64>;
@@ -53,13 +39,13 @@ fn serve(server: &mut TestServer) -> usize {
 fn disconnect(server: &TestServer, client: TestClient) {
     let before = server.counters().disconnects;
     drop(client);
-    until(|| server.counters().disconnects > before);
+    eventually("what the other side does", || server.counters().disconnects > before);
 }
 
 fn exchange(server: &mut TestServer, client: &mut TestClient, value: u64) {
     client.call(&value, value).unwrap();
     let mut responses = Vec::new();
-    until(|| {
+    eventually("what the other side does", || {
         serve(server);
         client.poll(|token, response| responses.push((token, *response))).unwrap();
         !responses.is_empty()
@@ -71,7 +57,7 @@ fn exchange(server: &mut TestServer, client: &mut TestClient, value: u64) {
 fn client_of_another_version_gets_an_error_that_says_so_and_others_go_on() {
     use crate::local_rpc::hello::{self, Hello};
 
-    let name = fresh_name();
+    let name = fresh_name("delegation-unit");
     let mut server = TestServer::create(&name, &small()).unwrap();
     let mut client = TestClient::connect(&name).unwrap();
     for version in [layout::VERSION - 1, layout::VERSION + 1, u32::MAX] {
@@ -136,7 +122,7 @@ proptest! {
         steps in prop::collection::vec(step(), 0..150),
     ) {
         let config = Config { max_clients: 3, queue_depth, ring_depth, ..Config::default() };
-        let name = fresh_name();
+        let name = fresh_name("delegation-unit");
         let mut server = TestServer::create(&name, &config).unwrap();
         let mut callers: Vec<ModelClient> = Vec::new();
         // The numbers of the clients that have disconnected.
@@ -217,7 +203,7 @@ proptest! {
                 Err(error) => panic!("{error}"),
             }
         }
-        until(|| {
+        eventually("what the other side does", || {
             serve(&mut server);
             callers.iter_mut().for_each(ModelClient::poll);
             callers.iter().all(|caller| caller.calls.is_empty())
@@ -230,7 +216,7 @@ proptest! {
 
 #[test]
 fn hole_is_skipped_only_after_its_owner_is_gone() {
-    let name = fresh_name();
+    let name = fresh_name("delegation-unit");
     let mut server = TestServer::create(&name, &small()).unwrap();
     let mut steady = TestClient::connect(&name).unwrap();
     let mut victim = TestClient::connect(&name).unwrap();
@@ -256,7 +242,9 @@ fn hole_is_skipped_only_after_its_owner_is_gone() {
         }
         served += serve(&mut server);
         assert_eq!((served, server.counters().skipped), (1, round + 1));
-        until(|| steady.poll(|_, response| assert_eq!(*response, !round)).unwrap() == 1);
+        eventually("what the other side does", || {
+            steady.poll(|_, response| assert_eq!(*response, !round)).unwrap() == 1
+        });
         victim = TestClient::connect(&name).unwrap();
     }
 }
@@ -266,7 +254,7 @@ fn hole_is_skipped_only_after_its_owner_is_gone() {
 #[test]
 fn position_of_a_client_that_does_not_move_is_passed_and_its_late_request_is_handed_out_once() {
     use crosstie_protocol::lane::CallNumber;
-    let name = fresh_name();
+    let name = fresh_name("delegation-unit");
     let mut server = TestServer::create(&name, &small()).unwrap();
     let mut steady = TestClient::connect(&name).unwrap();
     let mut late = TestClient::connect(&name).unwrap();
@@ -281,7 +269,7 @@ fn position_of_a_client_that_does_not_move_is_passed_and_its_late_request_is_han
         let started = crate::ring::call_table::StartedCall { slot: 0, next: 0, call, previous: call.next() };
         late.transport.publish(position, started, &77u64.to_le_bytes());
         let mut received = Vec::new();
-        until(|| {
+        eventually("what the other side does", || {
             if let Some(request) = server.recv() {
                 received.push(*request.message());
                 drop(request.defer());
@@ -300,7 +288,7 @@ fn position_of_a_client_that_does_not_move_is_passed_and_its_late_request_is_han
 
 #[test]
 fn requests_of_a_dead_client_are_dropped_after_its_index_is_reused() {
-    let name = fresh_name();
+    let name = fresh_name("delegation-unit");
     let mut server = TestServer::create(&name, &Config { max_clients: 1, ..small() }).unwrap();
     for round in 0..50 {
         let mut first = TestClient::connect(&name).unwrap();
@@ -314,7 +302,9 @@ fn requests_of_a_dead_client_are_dropped_after_its_index_is_reused() {
         second.call(&3, 3).unwrap();
         // The second request of the first client may still be handed out, but the reply fails.
         serve(&mut server);
-        until(|| second.poll(|token, response| assert_eq!((token, *response), (3, !3))).unwrap() == 1);
+        eventually("what the other side does", || {
+            second.poll(|token, response| assert_eq!((token, *response), (3, !3))).unwrap() == 1
+        });
         disconnect(&server, second);
     }
     assert_eq!(server.counters().invalid, 0);
@@ -322,7 +312,7 @@ fn requests_of_a_dead_client_are_dropped_after_its_index_is_reused() {
 
 #[test]
 fn ring_with_one_client_is_in_exclusive_mode() {
-    let name = fresh_name();
+    let name = fresh_name("delegation-unit");
     let mut server = TestServer::create(&name, &small()).unwrap();
     let mut first = TestClient::connect(&name).unwrap();
     let mode = |client: &TestClient| client.transport.ring.header.mode.load(Relaxed);
@@ -348,7 +338,7 @@ fn ring_with_one_client_is_in_exclusive_mode() {
 /// Clients connect and disconnect as fast as they can while another client calls: the ring changes its mode all the time.
 #[test]
 fn calls_continue_while_other_clients_connect_and_disconnect() {
-    let name = fresh_name();
+    let name = fresh_name("delegation-unit");
     let mut server = TestServer::create(&name, &small()).unwrap();
     let end = Instant::now() + Duration::from_secs(2);
     std::thread::scope(|scope| {
@@ -394,14 +384,14 @@ fn a_slot_that_gets_the_same_key_again_does_not_show_its_old_response() {
     // The first call number, and one whose key is zero in slot 0, like the word of an unused slot.
     for first in [CallNumber::FIRST, CallNumber::FIRST.after((1 << 21) - 1)] {
         for rounds in 1..4 {
-            let name = fresh_name();
+            let name = fresh_name("delegation-unit");
             let config = Config { queue_depth: 1, ..small() };
             let mut server = TestServer::create(&name, &config).unwrap();
             let mut client = TestClient::connect(&name).unwrap();
             client.calls.set_next_call(first);
             client.call(&1, 1).unwrap();
             assert_eq!(client.poll(|_, _| {}).unwrap(), 0, "no response was written yet");
-            until(|| serve(&mut server) == 1);
+            eventually("what the other side does", || serve(&mut server) == 1);
             assert_eq!(client.poll(|token, response| assert_eq!((token, *response), (1, !1))).unwrap(), 1);
 
             client.calls.set_next_call(first.after(rounds << 21));
@@ -409,7 +399,7 @@ fn a_slot_that_gets_the_same_key_again_does_not_show_its_old_response() {
             let polled =
                 client.poll(|token, response| panic!("token {token} got the old response {response}"));
             assert_eq!(polled.unwrap(), 0);
-            until(|| serve(&mut server) == 1);
+            eventually("what the other side does", || serve(&mut server) == 1);
             assert_eq!(client.poll(|token, response| assert_eq!((token, *response), (2, !2))).unwrap(), 1);
         }
     }
@@ -418,7 +408,7 @@ fn a_slot_that_gets_the_same_key_again_does_not_show_its_old_response() {
 #[test]
 fn invalid_requests_end_the_connection_of_their_client() {
     for violation in 0..4 {
-        let name = fresh_name();
+        let name = fresh_name("delegation-unit");
         let mut server = Server::<bool, u64>::create(&name, &small()).unwrap();
         let mut steady = Client::<bool, u64, ()>::connect(&name).unwrap();
         let mut client = Client::<bool, u64, ()>::connect(&name).unwrap();
@@ -449,8 +439,10 @@ fn invalid_requests_end_the_connection_of_their_client() {
             }
         }
         assert_eq!(received, if violation == 0 { 3 } else { 0 });
-        until(|| client.wait(Some(Duration::ZERO)) == Err(Disconnected::ServerGone));
-        until(|| server.clients() == 1);
+        eventually("what the other side does", || {
+            client.wait(Some(Duration::ZERO)) == Err(Disconnected::ServerGone)
+        });
+        eventually("what the other side does", || server.clients() == 1);
         let counters = server.counters();
         assert_eq!((counters.invalid, counters.violations), (1, 1));
         // Other clients are not affected.
@@ -463,7 +455,7 @@ fn invalid_requests_end_the_connection_of_their_client() {
 /// A client that gives itself another generation does not get room for more unanswered requests.
 #[test]
 fn requests_with_a_generation_that_no_client_has_are_dropped() {
-    let name = fresh_name();
+    let name = fresh_name("delegation-unit");
     let mut server = TestServer::create(&name, &small()).unwrap();
     let mut client = TestClient::connect(&name).unwrap();
     let key = client.transport.key;
@@ -482,7 +474,7 @@ fn requests_with_a_generation_that_no_client_has_are_dropped() {
     publish(&mut client, other_generation, 3);
     publish(&mut client, key, 0);
     let mut received = 0;
-    until(|| {
+    eventually("what the other side does", || {
         while let Some(request) = server.recv() {
             received += 1;
             drop(request.defer());
@@ -499,7 +491,7 @@ fn server_survives_random_writes_to_the_segment() {
     let mut random = Random(seed());
     let mut served = 0;
     for round in 0..60 {
-        let name = fresh_name();
+        let name = fresh_name("delegation-unit");
         let config = Config { max_clients: 4, ring_depth: 16, request_limit: 100, ..small() };
         let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
         let mut hostile = Client::<[u8], [u8], ()>::connect(&name).unwrap();
@@ -538,7 +530,7 @@ fn server_survives_random_writes_to_the_segment() {
         server.wait(Some(Duration::from_millis(1)));
         // Clients can disconnect whatever the segment contains.
         drop((hostile, correct));
-        until(|| server.clients() == 0);
+        eventually("what the other side does", || server.clients() == 0);
     }
     println!("{served} requests served in between");
 }
@@ -550,7 +542,7 @@ fn every_forged_word_of_the_segment_leaves_the_server_running() {
     let config = Config { max_clients: 2, queue_depth: 3, ring_depth: 4, ..Config::default() };
     let (mut forgeries, mut at, mut value) = (0, 0u64, 0);
     loop {
-        let name = fresh_name();
+        let name = fresh_name("delegation-unit");
         let mut server = TestServer::create(&name, &config).unwrap();
         let mut hostile = TestClient::connect(&name).unwrap();
         let mut correct = TestClient::connect(&name).unwrap();
@@ -590,7 +582,7 @@ fn every_forged_word_of_the_segment_leaves_the_server_running() {
         }
         server.wait(Some(Duration::ZERO));
         drop((hostile, correct));
-        until(|| {
+        eventually("what the other side does", || {
             server.poll();
             serve(&mut server);
             server.clients() == 0
@@ -603,7 +595,7 @@ fn every_forged_word_of_the_segment_leaves_the_server_running() {
 /// Another client lists all slots as stalled, and says that there is room for ever.
 #[test]
 fn forged_list_of_stalled_slots_does_not_hold_up_a_call() {
-    let name = fresh_name();
+    let name = fresh_name("delegation-unit");
     let _server = TestServer::create(&name, &Config { ring_depth: 4, ..small() }).unwrap();
     let mut client = TestClient::connect(&name).unwrap();
     let hostile = TestClient::connect(&name).unwrap();

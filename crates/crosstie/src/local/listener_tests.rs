@@ -1,6 +1,9 @@
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crosstie_testkit::child::{self, Child};
+use crosstie_testkit::footprint::processor_time;
+use crosstie_testkit::wait::{TIMEOUT, eventually};
 
 use super::super::connection::{Connection, HandshakeError};
 use super::super::socket::blocking_files::BlockingFile;
@@ -9,20 +12,10 @@ use crate::memory::segment::{Segment, SharedRef};
 use crate::wait::{self, Parker, WaitStrategy};
 
 const KIND: &str = "test";
-/// A test that waits longer than this has failed.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A name that no other test uses, nor another run.
 fn name(what: &str) -> Name {
     Name::new(&format!("{what}-{}", std::process::id())).unwrap()
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 type Admit = dyn Fn(&Recorder, ClientId, &[u8]) -> Admission + Send + Sync;
@@ -466,56 +459,13 @@ fn reply_with_files_that_block_holds_up_nobody() {
 
 // ------------------------------------------------------------------------------------------- other processes
 
-const ROLE: &str = "CROSSTIE_LOCAL_ROLE";
-
-/// This test program as a child process that plays a role, see `child_process_role`.
-struct ChildProcess {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl ChildProcess {
-    fn start(role: &str, name: &Name) -> ChildProcess {
-        ChildProcess::spawn(Command::new(std::env::current_exe().unwrap()), role, name)
-    }
-
-    fn spawn(mut command: Command, role: &str, name: &Name) -> ChildProcess {
-        let mut child = command
-            .args(["--exact", "local::listener::tests::child_process_role", "--nocapture"])
-            .env(ROLE, format!("{role} {name}"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stdout = BufReader::new(child.stdout.take().unwrap());
-        ChildProcess { child, stdout }
-    }
-
-    /// Returns the next line that starts with `> `; the other lines are from the test harness.
-    fn read_line(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "the other process failed");
-            if let Some((_, said)) = line.split_once("> ") {
-                return said.trim().into();
-            }
-        }
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
+/// Starts [`child_process_role`] in a process of its own.
+fn start_child(role: &str, name: &Name) -> Child {
+    Child::start(child_process_role, &format!("{role} {name}"))
 }
 
 fn report(what: &str) {
-    println!("> {what}");
-    std::io::stdout().flush().unwrap();
-}
-
-/// Returns when the parent closes its end of the pipe.
-fn wait_for_stdin_close() {
-    std::io::stdin().read_exact(&mut [0]).ok();
+    child::write(what.as_bytes());
 }
 
 /// Forks a child that keeps all descriptors open for a while and then ends.
@@ -538,7 +488,7 @@ fn kill_process(pid: i32) -> bool {
 
 #[test]
 fn child_process_role() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Some(role) = child::task() else { return };
     let (role, name) = role.split_once(' ').unwrap();
     let name = Name::new(name).unwrap();
     let holder = || if role.ends_with("holder") { fork_descriptor_holder() } else { 0 };
@@ -546,12 +496,12 @@ fn child_process_role() {
         "client" | "client-with-holder" => {
             let _connection = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
             report(&holder().to_string());
-            wait_for_stdin_close();
+            child::wait_for_end_of_input();
         }
         "listener" | "listener-with-holder" => {
             let _host = Listener::open(KIND, &name, Recorder::accepting_all()).unwrap();
             report(&holder().to_string());
-            wait_for_stdin_close();
+            child::wait_for_end_of_input();
         }
         "listener-out-of-descriptors" => run_out_of_descriptors(&name),
         "other-user" => act_as_other_user(),
@@ -566,8 +516,8 @@ fn killed_client_is_removed() {
     let recorder = Recorder::accepting_all();
     let _host = Listener::open(KIND, &name, recorder.clone()).unwrap();
     for (i, role) in ["client", "client-with-holder"].into_iter().enumerate() {
-        let mut client = ChildProcess::start(role, &name);
-        let holder: i32 = client.read_line().parse().unwrap();
+        let mut client = start_child(role, &name);
+        let holder: i32 = client.read_text().parse().unwrap();
         assert_eq!(recorder.removals(), i);
         client.kill();
         eventually("the end of the process is noticed", || recorder.removals() == i + 1);
@@ -582,8 +532,8 @@ fn killed_client_is_removed() {
 fn killed_server_is_noticed_and_its_name_is_free() {
     let name = name("killed-listener");
     for role in ["listener", "listener-with-holder"] {
-        let mut listener = ChildProcess::start(role, &name);
-        let holder: i32 = listener.read_line().parse().unwrap();
+        let mut listener = start_child(role, &name);
+        let holder: i32 = listener.read_text().parse().unwrap();
         let (connection, ..) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
         assert!(!connection.is_closed());
         let taken = Listener::open(KIND, &name, Recorder::accepting_all());
@@ -628,21 +578,16 @@ fn run_out_of_descriptors(name: &Name) {
     eventually("the client is admitted", || !lock(&listener.inner.state).connections.is_empty());
     assert!(!lock(&listener.inner.state).out_of_descriptors);
     report("accepting again");
-    wait_for_stdin_close();
-}
-
-fn processor_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    child::wait_for_end_of_input();
 }
 
 #[test]
 fn listener_without_descriptors_does_not_spin() {
     let name = name("descriptors");
-    let mut listener = ChildProcess::start("listener-out-of-descriptors", &name);
-    assert_eq!(listener.read_line(), "out of descriptors");
+    let mut listener = start_child("listener-out-of-descriptors", &name);
+    assert_eq!(listener.read_text(), "out of descriptors");
     let (connection, ..) = Connection::connect(KIND, &name, b"", TIMEOUT).unwrap();
-    assert_eq!(listener.read_line(), "accepting again");
+    assert_eq!(listener.read_text(), "accepting again");
     assert!(!connection.is_closed());
     listener.kill();
     eventually("the end of the process is noticed", || connection.is_closed());
@@ -652,18 +597,17 @@ const NOBODY_UID: u32 = 65534;
 
 /// Drops root, sends a hello to a listener of root, and takes a name of root's.
 fn act_as_other_user() {
-    let mut addresses = std::io::stdin().lines();
+    let next_address = || Address::new(&child::read()).unwrap();
     // SAFETY: plain system calls. After them this process has no way back to root.
     let dropped = unsafe { libc::setgid(NOBODY_UID) == 0 && libc::setuid(NOBODY_UID) == 0 };
     assert!(dropped, "could not become user {NOBODY_UID}");
-    let theirs = Address::new(addresses.next().unwrap().unwrap().as_bytes()).unwrap();
-    let socket = socket::connect(&theirs, TIMEOUT).unwrap();
+    let socket = socket::connect(&next_address(), TIMEOUT).unwrap();
     // The listener may have closed the connection already.
     socket::send(&socket, Header::new(Header::HELLO).as_bytes(), b"", &[]).ok();
     eventually("the connection is closed", || is_closed(&socket));
-    let taken = socket::listen(&Address::new(addresses.next().unwrap().unwrap().as_bytes()).unwrap());
+    let taken = socket::listen(&next_address());
     report("done");
-    addresses.next();
+    child::wait_for_end_of_input();
     drop(taken);
 }
 
@@ -674,10 +618,9 @@ fn other_user_is_refused_on_both_sides() {
     let (ours, taken) = (name("ours"), name("taken"));
     let recorder = Recorder::accepting_all();
     let _host = Listener::open(KIND, &ours, recorder.clone()).unwrap();
-    let mut other = ChildProcess::start("other-user", &ours);
-    let stdin = other.child.stdin.as_mut().unwrap();
-    writeln!(stdin, "crosstie/{KIND}/{user}/{ours}\ncrosstie/{KIND}/{user}/{taken}").unwrap();
-    assert_eq!(other.read_line(), "done");
+    let mut other = start_child("other-user", &ours);
+    [&ours, &taken].iter().for_each(|name| other.write(format!("crosstie/{KIND}/{user}/{name}").as_bytes()));
+    assert_eq!(other.read_text(), "done");
     assert!(lock(&recorder.admitted).is_empty(), "a process of another user was admitted");
     let connected = Connection::connect(KIND, &taken, b"", TIMEOUT).map(|_| ());
     assert!(matches!(connected, Err(HandshakeError::OtherUser { uid: NOBODY_UID, .. })), "{connected:?}");
@@ -692,7 +635,7 @@ fn listen_as_unmapped_user(name: &Name) {
         Connection::connect(KIND, name, b"", TIMEOUT).expect("a thread of the same process is no other user"),
     );
     report(Address::of_service(KIND, name).map(|_| "listening").unwrap());
-    wait_for_stdin_close();
+    child::wait_for_end_of_input();
     report(&lock(&recorder.admitted).len().to_string());
 }
 
@@ -712,15 +655,15 @@ fn user_that_a_namespace_does_not_map_is_not_taken_for_ours() {
             _ => Err(io::Error::last_os_error()),
         })
     };
-    let mut listener = ChildProcess::spawn(command, "listener-of-unmapped-user", &theirs);
-    assert_eq!(listener.read_line(), "listening");
-    let mut other = ChildProcess::start("other-user", &theirs);
-    let stdin = other.child.stdin.as_mut().unwrap();
-    let address = |name: &Name| format!("crosstie/{KIND}/{NOBODY_UID}/{name}");
-    writeln!(stdin, "{}\n{}", address(&theirs), address(&free)).unwrap();
-    assert_eq!(other.read_line(), "done");
+    let task = format!("listener-of-unmapped-user {theirs}");
+    let mut listener = Child::spawn(&mut child::command_under(command, child_process_role, &task));
+    assert_eq!(listener.read_text(), "listening");
+    let mut other = start_child("other-user", &theirs);
+    let address = |name| format!("crosstie/{KIND}/{NOBODY_UID}/{name}");
+    [&theirs, &free].iter().for_each(|name| other.write(address(name).as_bytes()));
+    assert_eq!(other.read_text(), "done");
     other.kill();
-    drop(listener.child.stdin.take());
-    assert_eq!(listener.read_line(), "1", "only the process itself is admitted");
-    listener.child.wait().unwrap();
+    listener.close_input();
+    assert_eq!(listener.read_text(), "1", "only the process itself is admitted");
+    listener.wait();
 }

@@ -1,19 +1,19 @@
 //! Jobs of real processes: ranks that are spawned, that are killed, that quit, or that were never spawned by the job.
 //!
-//! The ranks run this same test program: the test `run_as_rank` runs the code of the role that `CROSSTIE_TEST_ROLE` names.
-//! Without a role it is the only rank of a job.
+//! The ranks run this same test program: the test `run_as_rank` runs the code of the role that is its task. Without a task it is the only rank
+//! of a job.
 
-use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::{self, Bootstrap, Error, Limits, Secret, local, tcp};
+use crosstie_testkit::child::{self, Child};
+use crosstie_testkit::wait::eventually;
 
 use super::suite::run_all_operations;
 
-const ROLE: &str = "CROSSTIE_TEST_ROLE";
 const SECRET: &str = "the secret of this test";
 const ARGUMENTS: [&str; 5] =
     ["processes::run_as_rank", "--exact", "--quiet", "--nocapture", "--test-threads=1"];
@@ -22,7 +22,7 @@ const HANG: Duration = Duration::from_secs(60);
 
 #[test]
 fn run_as_rank() {
-    let role = std::env::var(ROLE).unwrap_or_default();
+    let role = child::task().unwrap_or_default();
     run_role(&role);
     if !role.is_empty() {
         // Exit here: the harness would print another result line after those of the test that started this process.
@@ -111,71 +111,31 @@ fn run_role(role: &str) {
     }
 }
 
-/// Prints a line for the test that started this process.
+/// Tells the test that started this process.
 fn report(text: impl std::fmt::Display) {
-    // The newline first: the harness has printed "test run_as_rank ... " without one.
-    println!("\nreport: {text}");
+    child::write(text.to_string().as_bytes());
 }
 
 fn job_builder(size: u32, role: &str) -> local::JobBuilder {
-    local::JobBuilder::new(size).arguments(ARGUMENTS).variable(ROLE, role)
+    local::JobBuilder::new(size).arguments(ARGUMENTS).variable(child::TASK, role)
 }
 
-/// A process of this program in one role. Dropping it kills and reaps the process.
-struct Rank {
-    process: Child,
-    lines: Lines<BufReader<ChildStdout>>,
+/// Starts a process of this program in one role.
+fn start_rank(role: &str, variables: &[(&str, &str)]) -> Child {
+    Child::spawn(child::command(run_as_rank, role).envs(variables.iter().copied()))
 }
 
-impl Rank {
-    fn start(role: &str, variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("own path"));
-        command.args(ARGUMENTS).env(ROLE, role).envs(variables.iter().copied());
-        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("start");
-        let lines = BufReader::new(process.stdout.take().expect("piped")).lines();
-        Rank { process, lines }
-    }
-
-    fn over_tcp(role: &str, rank: u32, size: u32, rendezvous: &str) -> Self {
-        let (rank, size) = (rank.to_string(), size.to_string());
-        Rank::start(
-            role,
-            &[
-                ("CROSSTIE_RANK", &rank),
-                ("CROSSTIE_SIZE", &size),
-                ("CROSSTIE_RENDEZVOUS", rendezvous),
-                ("CROSSTIE_SECRET", SECRET),
-            ],
-        )
-    }
-
-    /// Returns the next line that the process reports.
-    fn next_report(&mut self) -> String {
-        for line in self.lines.by_ref() {
-            if let Some(text) = line.expect("readable").strip_prefix("report: ") {
-                return text.to_owned();
-            }
-        }
-        panic!("the process ended without a report: {:?}", self.process.wait());
-    }
-
-    fn kill(&mut self) {
-        self.process.kill().expect("kill");
-        self.process.wait().expect("wait");
-    }
-
-    fn wait_for_success(mut self) {
-        let status = self.process.wait().expect("wait");
-        assert!(status.success(), "{status}");
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // The process may have ended already.
-        self.process.kill().ok();
-        self.process.wait().ok();
-    }
+fn start_over_tcp(role: &str, rank: u32, size: u32, rendezvous: &str) -> Child {
+    let (rank, size) = (rank.to_string(), size.to_string());
+    start_rank(
+        role,
+        &[
+            ("CROSSTIE_RANK", &rank),
+            ("CROSSTIE_SIZE", &size),
+            ("CROSSTIE_RENDEZVOUS", rendezvous),
+            ("CROSSTIE_SECRET", SECRET),
+        ],
+    )
 }
 
 #[test]
@@ -199,13 +159,13 @@ fn processes_join_over_tcp_by_environment_variables() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
         let address = listener.local_addr().expect("address").to_string();
         let ranks: Vec<_> =
-            (1..size).map(|rank| Rank::over_tcp("all operations", rank, size, &address)).collect();
+            (1..size).map(|rank| start_over_tcp("all operations", rank, size, &address)).collect();
         let secret = Secret::new(SECRET).expect("secret");
         let mut job =
             tcp::join_as_rank_zero(listener, size, &secret, Limits::default()).expect("rank 0 joins");
         run_all_operations(&mut job);
         job.finish().expect("finish");
-        ranks.into_iter().for_each(Rank::wait_for_success);
+        ranks.into_iter().for_each(Child::join);
     }
 }
 
@@ -224,12 +184,12 @@ fn processes_join_over_tcp_by_launcher_variables_and_a_secret_file() {
         [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4")],
     ];
     let ranks =
-        launchers.map(|launcher| Rank::start("all operations", &[&rendezvous[..], &launcher].concat()));
+        launchers.map(|launcher| start_rank("all operations", &[&rendezvous[..], &launcher].concat()));
     let secret = Secret::new(SECRET).expect("secret");
     let mut job = tcp::join_as_rank_zero(listener, 4, &secret, Limits::default()).expect("rank 0 joins");
     run_all_operations(&mut job);
     job.finish().expect("finish");
-    ranks.into_iter().for_each(Rank::wait_for_success);
+    ranks.into_iter().for_each(Child::join);
     std::fs::remove_file(&file).expect("remove");
 }
 
@@ -237,14 +197,14 @@ fn processes_join_over_tcp_by_launcher_variables_and_a_secret_file() {
 fn rank_killed_while_others_wait_is_named_to_every_other_rank() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
     let address = listener.local_addr().expect("address").to_string();
-    let mut waiting: Vec<_> = [1, 2].map(|rank| Rank::over_tcp("wait", rank, 4, &address)).into();
-    let mut victim = Rank::over_tcp("sleep with child", 3, 4, &address);
+    let mut waiting: Vec<_> = [1, 2].map(|rank| start_over_tcp("wait", rank, 4, &address)).into();
+    let mut victim = start_over_tcp("sleep with child", 3, 4, &address);
     // Far longer than the test: a rank that detects the death only by this timeout fails the test.
     let limits = Limits { operation_timeout: 10 * HANG, ..Limits::default() };
     let mut job = tcp::join_as_rank_zero(listener, 4, &Secret::new(SECRET).expect("secret"), limits)
         .expect("rank 0 joins");
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.next_report(), "joined"));
-    assert_eq!(victim.next_report(), "joined");
+    waiting.iter_mut().for_each(|rank| assert_eq!(rank.read_text(), "joined"));
+    assert_eq!(victim.read_text(), "joined");
     let begun = Instant::now();
     let own = std::thread::spawn(move || (job.barrier(), job.barrier()));
     victim.kill();
@@ -252,22 +212,22 @@ fn rank_killed_while_others_wait_is_named_to_every_other_rank() {
     assert_eq!(own.join().expect("no panic"), (disconnected.clone(), disconnected));
     waiting
         .iter_mut()
-        .for_each(|rank| assert_eq!(rank.next_report(), "barrier Err(RankDisconnected { rank: 3 })"));
+        .for_each(|rank| assert_eq!(rank.read_text(), "barrier Err(RankDisconnected { rank: 3 })"));
     assert!(begun.elapsed() < HANG);
 }
 
 #[test]
 fn rank_zero_killed_while_others_wait_is_named_to_every_other_rank() {
-    let mut first = Rank::start("rank zero", &[]);
-    let text = first.next_report();
+    let mut first = start_rank("rank zero", &[]);
+    let text = first.read_text();
     let address = text.strip_prefix("address ").expect("an address");
-    let mut waiting: Vec<_> = [1, 2].map(|rank| Rank::over_tcp("wait", rank, 3, address)).into();
-    assert_eq!(first.next_report(), "joined");
-    waiting.iter_mut().for_each(|rank| assert_eq!(rank.next_report(), "joined"));
+    let mut waiting: Vec<_> = [1, 2].map(|rank| start_over_tcp("wait", rank, 3, address)).into();
+    assert_eq!(first.read_text(), "joined");
+    waiting.iter_mut().for_each(|rank| assert_eq!(rank.read_text(), "joined"));
     first.kill();
     waiting
         .iter_mut()
-        .for_each(|rank| assert_eq!(rank.next_report(), "barrier Err(RankDisconnected { rank: 0 })"));
+        .for_each(|rank| assert_eq!(rank.read_text(), "barrier Err(RankDisconnected { rank: 0 })"));
 }
 
 #[test]
@@ -287,18 +247,16 @@ fn spawned_rank_that_fails_is_reported_by_finish() {
 
 #[test]
 fn killing_rank_zero_ends_spawned_ranks() {
-    let mut first = Rank::start("spawner", &[]);
-    let text = first.next_report();
+    let mut first = start_rank("spawner", &[]);
+    let text = first.read_text();
     let list = text.strip_prefix("processes [").and_then(|list| list.strip_suffix(']')).expect("a list");
     let processes: Vec<u32> = list.split(", ").map(|id| id.parse().expect("an id")).collect();
     assert_eq!(processes.len(), 3);
     assert!(processes.iter().all(|id| is_running(*id)), "all run before the kill");
     first.kill();
-    let begun = Instant::now();
-    while processes.iter().any(|id| is_running(*id)) {
-        assert!(begun.elapsed() < HANG, "{processes:?} still run after rank 0 died");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually(format_args!("{processes:?} end after rank 0 died"), || {
+        !processes.iter().any(|id| is_running(*id))
+    });
 }
 
 /// Whether a process exists and is not a zombie.
@@ -322,18 +280,18 @@ fn dropping_rank_zero_ends_spawned_ranks() {
 fn local_variables_of_another_process_are_rejected() {
     let variables =
         [("CROSSTIE_LOCAL_RANK", "1"), ("CROSSTIE_LOCAL_SIZE", "2"), ("CROSSTIE_LOCAL_PARENT", "1")];
-    let text = Rank::start("join", &variables).next_report();
+    let text = start_rank("join", &variables).read_text();
     assert!(text.starts_with("error Configuration") && text.contains("unset CROSSTIE_LOCAL_RANK"), "{text}");
     // The right parent, but standard input is not a connection to it.
     let parent = std::process::id().to_string();
     let variables = [variables[0], variables[1], ("CROSSTIE_LOCAL_PARENT", parent.as_str())];
-    let text = Rank::start("join", &variables).next_report();
+    let text = start_rank("join", &variables).read_text();
     assert!(text.starts_with("error Configuration") && text.contains("standard input"), "{text}");
 }
 
 #[test]
 fn process_without_a_job_is_a_single_rank() {
-    assert_eq!(Rank::start("join", &[]).next_report(), "joined as 0");
+    assert_eq!(start_rank("join", &[]).read_text(), "joined as 0");
 }
 
 #[test]
@@ -345,7 +303,7 @@ fn error_does_not_contain_the_secret() {
         ("CROSSTIE_SECRET", SECRET),
         ("CROSSTIE_JOIN_SECONDS", "1"),
     ];
-    let text = Rank::start("join", &variables).next_report();
+    let text = start_rank("join", &variables).read_text();
     assert!(text.starts_with("error RankMissing { ranks: [0]"), "{text}");
     assert!(!text.contains(SECRET));
 }

@@ -17,6 +17,17 @@ fn secret() -> Secret {
     Secret::new(SECRET).expect("long enough")
 }
 
+/// What a rank of a job needs to join.
+fn config(rank: u32, size: u32, rendezvous: SocketAddr, limits: Limits) -> tcp::Config {
+    tcp::Config { rank, size, rendezvous: rendezvous.to_string(), listen: None, secret: secret(), limits }
+}
+
+fn bind() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
+    let address = listener.local_addr().expect("address");
+    (listener, address)
+}
+
 /// A job that is not complete yet: rank 0 waits in its thread for the others.
 struct PendingJob {
     address: SocketAddr,
@@ -27,22 +38,13 @@ struct PendingJob {
 
 impl PendingJob {
     fn new(size: u32, limits: Limits) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
-        let address = listener.local_addr().expect("address");
+        let (listener, address) = bind();
         let rank_zero = thread::spawn(move || tcp::join_as_rank_zero(listener, size, &secret(), limits));
         PendingJob { address, size, limits, rank_zero }
     }
 
     fn config(&self, rank: u32) -> tcp::Config {
-        let (size, limits) = (self.size, self.limits);
-        tcp::Config {
-            rank,
-            size,
-            rendezvous: self.address.to_string(),
-            listen: None,
-            secret: secret(),
-            limits,
-        }
+        config(rank, self.size, self.address, self.limits)
     }
 
     /// Joins as `rank` in a new thread.
@@ -118,15 +120,7 @@ fn rank_that_never_joins_is_named_to_every_rank() {
 fn rank_zero_that_never_starts_is_named() {
     // No program listens on this port.
     let unused = "127.0.0.1:1";
-    let config = tcp::Config {
-        rank: 1,
-        size: 2,
-        rendezvous: unused.to_string(),
-        listen: None,
-        secret: secret(),
-        limits: short_join_timeout(),
-    };
-    match tcp::join(&config) {
+    match tcp::join(&config(1, 2, unused.parse().expect("an address"), short_join_timeout())) {
         Err(Error::RankMissing { ranks, note, .. }) => {
             assert_eq!(ranks, [0]);
             assert!(note.contains(unused), "{note}");
@@ -141,18 +135,11 @@ fn ranks_may_start_before_rank_zero() {
     let listener = TcpListener::bind("127.0.0.2:0").expect("listener");
     let address = listener.local_addr().expect("address");
     drop(listener);
-    let config = |rank| tcp::Config {
-        rank,
-        size: 2,
-        rendezvous: address.to_string(),
-        listen: None,
-        secret: secret(),
-        limits: Limits::default(),
-    };
-    let late = config(1);
+    let late = config(1, 2, address, Limits::default());
     let second = thread::spawn(move || tcp::join(&late));
     thread::sleep(Duration::from_millis(100));
-    let first = tcp::join(&config(0)).expect("rank 0 listens at the rendezvous address");
+    let first = tcp::join(&config(0, 2, address, Limits::default()))
+        .expect("rank 0 listens at the rendezvous address");
     run_together([first, second.join().expect("no panic").expect("rank 1 connects")]);
 }
 
@@ -239,22 +226,14 @@ fn slow_and_silent_peers_delay_no_rank() {
 
 #[test]
 fn silent_server_in_place_of_rank_zero_is_a_missing_rank() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
-    let config = tcp::Config {
-        rank: 1,
-        size: 2,
-        rendezvous: listener.local_addr().expect("address").to_string(),
-        listen: None,
-        secret: secret(),
-        limits: short_join_timeout(),
-    };
-    assert!(matches!(tcp::join(&config), Err(Error::RankMissing { ranks, .. }) if ranks == [0]));
+    let (_listener, address) = bind();
+    let joined = tcp::join(&config(1, 2, address, short_join_timeout()));
+    assert!(matches!(joined, Err(Error::RankMissing { ranks, .. }) if ranks == [0]));
 }
 
 #[test]
 fn server_without_the_secret_in_place_of_rank_zero_is_rejected() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
-    let address = listener.local_addr().expect("address");
+    let (listener, address) = bind();
     let server = thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("accept");
         stream.write_all(&[9; 32 + 37]).expect("nonce and join response");
@@ -264,32 +243,17 @@ fn server_without_the_secret_in_place_of_rank_zero_is_rejected() {
             Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
         }
     });
-    let config = tcp::Config {
-        rank: 1,
-        size: 2,
-        rendezvous: address.to_string(),
-        listen: None,
-        secret: secret(),
-        limits: Limits::default(),
-    };
-    assert!(matches!(tcp::join(&config), Err(Error::WrongSecret { .. })));
+    let joined = tcp::join(&config(1, 2, address, Limits::default()));
+    assert!(matches!(joined, Err(Error::WrongSecret { .. })));
     server.join().expect("no panic");
 }
 
 /// Joins as rank 1 at a server that passes each connection to `serve`, then closes it. Returns the error.
 fn join_at_server(serve: fn(&mut TcpStream)) -> Error {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
-    let config = tcp::Config {
-        rank: 1,
-        size: 2,
-        rendezvous: listener.local_addr().expect("address").to_string(),
-        listen: None,
-        secret: secret(),
-        limits: short_join_timeout(),
-    };
+    let (listener, address) = bind();
     // The thread ends with the test program.
     thread::spawn(move || listener.incoming().flatten().for_each(|mut stream| serve(&mut stream)));
-    tcp::join(&config).map(drop).expect_err("it is no rendezvous")
+    tcp::join(&config(1, 2, address, short_join_timeout())).map(drop).expect_err("it is no rendezvous")
 }
 
 #[test]
@@ -341,35 +305,26 @@ fn failure_of(mut channel: Channel) -> ChannelError {
 
 #[test]
 fn channel_tells_a_close_before_the_handshake_from_a_failed_proof() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
-    let address = listener.local_addr().expect("address");
+    let (listener, address) = bind();
     let connect = || Channel::connect(address, 1, 2, &secret(), 1 << 10).expect("channel");
     let accept = || listener.accept().expect("accept").0;
     let from_accepted = || Channel::from_accepted(accept(), &secret(), 1 << 10).expect("channel");
 
-    // The end that connects: the peer closes at once, or after it has read this end's nonce.
-    for reads in [false, true] {
-        let mut channel = connect();
-        let mut stream = accept();
+    // The peer closes at once, or after it has read this end's nonce; at the end that connects, and at the one that accepts.
+    for (connects, reads) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (mut channel, mut stream) = if connects {
+            (connect(), accept())
+        } else {
+            let stream = TcpStream::connect(address).expect("connect");
+            (from_accepted(), stream)
+        };
         if reads {
             assert_eq!(channel.poll_event().expect("no failure yet"), None);
             stream.read_exact(&mut [0; 32]).expect("nonce");
         }
         drop(stream);
         let error = failure_of(channel);
-        assert!(matches!(error, ChannelError::ClosedBeforeHandshake), "{reads}: {error}");
-    }
-    // The end that accepts, likewise.
-    for reads in [false, true] {
-        let mut stream = TcpStream::connect(address).expect("connect");
-        let mut channel = from_accepted();
-        if reads {
-            assert_eq!(channel.poll_event().expect("no failure yet"), None);
-            stream.read_exact(&mut [0; 32]).expect("nonce");
-        }
-        drop(stream);
-        let error = failure_of(channel);
-        assert!(matches!(error, ChannelError::ClosedBeforeHandshake), "{reads}: {error}");
+        assert!(matches!(error, ChannelError::ClosedBeforeHandshake), "{connects}, {reads}: {error}");
     }
     // A peer that closes later has at least begun the handshake.
     let mut stream = TcpStream::connect(address).expect("connect");
@@ -418,8 +373,7 @@ fn start_proxy(
     unchanged: usize,
     modify: fn(Vec<u8>) -> Vec<u8>,
 ) -> (SocketAddr, JoinHandle<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("listener");
-    let address = listener.local_addr().expect("address");
+    let (listener, address) = bind();
     let thread = thread::spawn(move || {
         let (near, _) = listener.accept().expect("rank 1");
         let far = TcpStream::connect(rank_zero).expect("rank 0");

@@ -12,6 +12,9 @@
 mod copyrpc;
 mod device;
 mod endpoint;
+#[cfg(not(debug_assertions))]
+#[path = "../harness/ends.rs"]
+mod ends;
 mod group;
 mod local;
 #[cfg(not(debug_assertions))]

@@ -1,11 +1,12 @@
 //! Messages on bare queue pairs of the software device: what both ends do for one, from the post to the completion.
 
 use crosstie::device::{
-    Access, ConnectConfig, Cq, CqConfig, Data, Device, Mr, QpConfig, RcQp, RecvWr, SendOp, SendWr, Srq,
-    SrqConfig, software,
+    Access, Cq, CqConfig, Data, Device, Mr, QpConfig, RcQp, RecvWr, SendOp, SendWr, Srq, SrqConfig, software,
 };
 
 use crosstie_testkit::{callgrind, child};
+
+use super::ends::connect;
 
 const ROUNDS: u32 = 1000;
 const PAYLOAD: usize = 32;
@@ -29,8 +30,7 @@ impl Pair {
         let srq = is_shared.then(|| pd.create_srq(&SrqConfig::default()).unwrap());
         let mut near = pd.create_rc(&QpConfig::default(), &near_cq, &near_cq, None).unwrap();
         let mut far = pd.create_rc(&QpConfig::default(), &far_cq, &far_cq, srq.as_ref()).unwrap();
-        near.connect(&far.address(), &ConnectConfig::default()).unwrap();
-        far.connect(&near.address(), &ConnectConfig::default()).unwrap();
+        connect(&mut near, &mut far);
         let memory = pd.allocate(4096, Access::ALL).unwrap();
         let mut pair = Pair { near, near_cq, far, far_cq, srq, memory };
         (0..32).for_each(|wr_id| pair.post_recv(wr_id));

@@ -5,15 +5,15 @@
 //! and say that they checked no more.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::{Duration, Instant};
 
 use crosstie::device::*;
 use crosstie_testkit::child::{self, Child};
 use crosstie_testkit::rng;
+use crosstie_testkit::wait::{TIMEOUT, until};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Limit on anything that should happen.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use super::ends::next_completion;
+
 /// More messages to a region than a connection sends before it maps the region.
 const MANY: usize = 100;
 const BUFFER: usize = 300 << 10;
@@ -120,13 +120,7 @@ impl End {
         self.buffer.write(0, &vec![byte; len]).unwrap();
         let sges = [self.buffer.sge(0..len).unwrap()];
         self.qp.post(&SendWr::new(1, SendOp::Write(to), Data::Regions(&sges)).signaled()).unwrap();
-        let (mut status, deadline) = (None, Instant::now() + TIMEOUT);
-        while status.is_none() {
-            assert!(Instant::now() < deadline, "a message does not end");
-            self.cq.poll(1, |completion| status = Some(completion.status)).unwrap();
-            std::thread::yield_now();
-        }
-        status.unwrap()
+        next_completion(&mut self.cq).status
     }
 }
 
@@ -328,10 +322,9 @@ fn writer_of_mapped_memory_survives_the_death_of_its_owner() {
     }
     assert!(shared_mappings() >= before + expected);
     owner.child.kill();
-    let deadline = Instant::now() + TIMEOUT;
-    while end.qp.state() != QpState::Error {
+    until("the queue pair learns of the death", || {
         end.write(to, PAGE, 2);
-        assert!(Instant::now() < deadline, "the queue pair does not learn of the death");
-    }
+        end.qp.state() == QpState::Error
+    });
     assert_eq!(end.write(to, PAGE, 3), Status::Flushed);
 }

@@ -9,6 +9,8 @@ use crosstie::device::*;
 use crosstie::region::OwnedRegion;
 use crosstie_testkit::{callgrind, child, rng};
 
+use super::ends::{connect, next_completion};
+
 /// Regions that a software device has at most.
 const MAX_REGIONS: u32 = 1 << 18;
 /// Keys that one entry of the table of regions has before its key repeats.
@@ -41,17 +43,10 @@ impl Pair {
         };
         let (_owner_cq, mut owner) = end(&self.owner, &self.pd);
         let (mut cq, mut accessor) = end(&self.accessor, &self.accessor_pd);
-        let connect = ConnectConfig::default();
-        owner.connect(&accessor.address(), &connect).unwrap();
-        accessor.connect(&owner.address(), &connect).unwrap();
+        connect(&mut owner, &mut accessor);
         let sges = [self.buffer.sge(0..8).unwrap()];
         accessor.post(&SendWr::new(1, op, Data::Regions(&sges)).signaled()).unwrap();
-        let mut status = None;
-        while status.is_none() {
-            cq.poll(1, |completion| status = Some(completion.status)).unwrap();
-            std::thread::yield_now();
-        }
-        status.unwrap()
+        next_completion(&mut cq).status
     }
 
     fn read(&self, memory: &RemoteMemory) -> Status {

@@ -62,6 +62,7 @@ fn a_peer_that_is_killed_and_restarted_100_times_is_reached_again() {
                         matches!(failed.cause, Cause::RemoteGone(_) | Cause::Flushed | Cause::PeerClosed),
                         "{failed}"
                     );
+                    assert!(failed.peer.is_some());
                     *causes.entry(failed.cause.to_string()).or_insert(0) += 1;
                     let buffer = failed.buffer.wait_for(HANG).expect("the buffer comes back");
                     assert_eq!(buffer.len(), LEN);
@@ -73,6 +74,8 @@ fn a_peer_that_is_killed_and_restarted_100_times_is_reached_again() {
         }
         slowest_end = slowest_end.max(killed.elapsed());
         assert!(endpoint.ended().is_some());
+        let refused = endpoint.send(endpoint.allocate(8).unwrap(), ..).unwrap_err();
+        assert!(matches!(refused.cause, NotStarted::Ended(_)), "{}", refused.cause);
         peer.wait();
     }
     println!("{RESTARTS} restarts, {causes:?}");

@@ -1,26 +1,20 @@
 //! Calls with a timeout: a late response of a call that timed out is dropped, and the responses of other calls reach their
 //! callers. The same test runs for ipc and for delegation.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use crosstie::{WaitStrategy, Waitable, delegation, ipc, wait_any};
+use crosstie_testkit::fresh_name;
+use crosstie_testkit::wait::TIMEOUT;
 
 const SHORT: Duration = Duration::from_millis(20);
-/// Limit on waiting for a response.
-const TIMEOUT: Duration = Duration::from_secs(60);
-
-fn fresh_name() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("deadlines-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
-}
 
 macro_rules! for_both {
     ($($test:ident $service:ident $config:expr;)*) => {$(
         /// A server with room for three calls that does not reply at first. Its response is twice the request.
         #[test]
         fn $test() {
-            let name = fresh_name();
+            let name = fresh_name("deadlines");
             let mut server = $service::Server::<u64, u64>::create(&name, &$config).unwrap();
             let mut client = $service::Client::<u64, u64, u64>::connect(&name).unwrap();
             let mut deferred = Vec::new();

@@ -3,21 +3,15 @@
 //! `CROSSTIE_STRESS_SECONDS` sets the duration of the stress test.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::local_service::{self, Disconnected, Service, expected_response, is_request, request};
+use crosstie::WaitStrategy;
 use crosstie::ipc::{CreateError, ExchangeError};
 use crosstie_testkit::child::{self, Child};
 use crosstie_testkit::footprint::processor_time;
-
-/// A test that waits longer than this has failed.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
-fn fresh_name() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("local-processes-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
-}
+use crosstie_testkit::fresh_name;
+use crosstie_testkit::wait::TIMEOUT;
 
 /// Runs the role that a test below gave to this process. Without a role it does nothing.
 #[test]
@@ -111,7 +105,7 @@ fn processes_get_their_own_responses() {
     let seconds = std::env::var("CROSSTIE_STRESS_SECONDS").ok().and_then(|s| s.parse().ok());
     let duration = Duration::from_secs_f64(seconds.unwrap_or(1.0));
     local_service::each!(S, {
-        let name = fresh_name();
+        let name = fresh_name("local-processes");
         let server = S::create(&name, 4, 8).unwrap();
         let mut clients: Vec<Child> = (0..3).map(|_| start::<S>("client", &name, duration)).collect();
         serve_until::<S>(server, || clients.iter_mut().all(|other| other.try_wait().is_some()));
@@ -142,7 +136,9 @@ fn wait_for<S: Service>(name: &str, duration: Duration) {
 #[test]
 fn waiting_uses_under_two_percent_of_a_core() {
     local_service::each!(S, {
-        let used: u64 = outcome(start::<S>("idle", &fresh_name(), Duration::from_secs(1))).parse().unwrap();
+        let used: u64 = outcome(start::<S>("idle", &fresh_name("local-processes"), Duration::from_secs(1)))
+            .parse()
+            .unwrap();
         println!("{}: an idle server and an idle client use {used} us of a second", S::NAME);
         // Two percent each.
         assert!(used < 2 * 20_000, "{}: {used} us", S::NAME);
@@ -152,11 +148,12 @@ fn waiting_uses_under_two_percent_of_a_core() {
 #[test]
 fn killed_server_ends_all_calls() {
     local_service::each!(S, {
-        let name = fresh_name();
+        let name = fresh_name("local-processes");
         for round in 0..5 {
             let mut server = start_server::<S>(&name);
             let mut idle = S::connect(&name).unwrap();
-            let mut blocked = S::connect(&name).unwrap();
+            let strategy = [WaitStrategy::Spin, WaitStrategy::Adaptive, WaitStrategy::Park][round % 3];
+            let mut blocked = S::with_wait_strategy(S::connect(&name).unwrap(), strategy);
             assert_eq!(S::exchange(&mut idle, &request(1, 1)).unwrap(), expected_response(&request(1, 1)));
             let delay = std::thread::scope(|scope| {
                 let thread = scope.spawn(|| {
@@ -201,7 +198,7 @@ fn refused<S: Service>(name: &str) {
 #[test]
 fn name_has_one_live_server_among_all_processes() {
     local_service::each!(S, {
-        let name = fresh_name();
+        let name = fresh_name("local-processes");
         let server = S::create(&name, 4, 8).unwrap();
         assert_eq!(outcome(start::<S>("refused", &name, TIMEOUT)), "taken");
         drop(server);

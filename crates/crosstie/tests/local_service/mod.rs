@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crosstie::WaitStrategy;
 pub(crate) use crosstie::ipc::Disconnected;
 use crosstie::ipc::{CallError, ConnectError, CreateError, ExchangeError, NotCalled};
 
@@ -51,6 +52,7 @@ pub(crate) trait Service: 'static {
     fn violations(server: &Self::Server) -> u64;
 
     fn connect(name: &str) -> Result<Self::Client, ConnectError>;
+    fn with_wait_strategy(client: Self::Client, strategy: WaitStrategy) -> Self::Client;
     /// Returns false if there is no room.
     fn call(client: &mut Self::Client, request: &Words, token: u64) -> Result<bool, Ended>;
     fn wait_for_response(client: &mut Self::Client, timeout: Duration) -> Result<bool, Ended>;
@@ -98,6 +100,9 @@ macro_rules! service {
             }
             fn connect(name: &str) -> Result<Self::Client, ConnectError> {
                 Self::Client::connect(name)
+            }
+            fn with_wait_strategy(client: Self::Client, strategy: WaitStrategy) -> Self::Client {
+                client.with_wait_strategy(strategy)
             }
             #[inline(always)]
             fn call(client: &mut Self::Client, request: &Words, token: u64) -> Result<bool, Ended> {

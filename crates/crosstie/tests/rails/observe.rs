@@ -14,21 +14,10 @@ fn a_message_allocates_nothing() {
         let mut pair = Pair::plain(rails, Config::default());
         let (from, to) = (pair.here.allocate(1 << 20).unwrap(), pair.there.allocate(1 << 20).unwrap());
         let exchange = |pair: &mut Pair| {
-            let buffer = RecvBuffer { memory: &to, range: 0..1 << 20, tag: 0 };
-            let receive = pair.receiver.irecv(&[buffer]).unwrap().unwrap();
-            let started = std::time::Instant::now();
-            let send = loop {
-                if let Some(send) = pair.sender.isend(&from, 0..len, 0).unwrap() {
-                    break send;
-                }
-                check_hang(started);
-            };
-            while pair.receiver.test(receive).unwrap().is_none() {
-                check_hang(started);
-            }
-            while pair.sender.test(send).unwrap().is_none() {
-                check_hang(started);
-            }
+            let receive = pair.receive(&to, 0..1 << 20);
+            let send = until(|| pair.sender.isend(&from, 0..len, 0).unwrap());
+            until(|| pair.receiver.test(receive).unwrap());
+            until(|| pair.sender.test(send).unwrap());
         };
         (0..300).for_each(|_| exchange(&mut pair));
         let what = format_args!("{rails} rails, {len} bytes");
@@ -73,11 +62,10 @@ fn connections_over_one_port_see_each_others_bytes_under_way() {
     let mut bytes_of_a_message = |len| {
         let before = sender.counters().rails;
         let receive = start(&mut sender, &mut receiver, &from, &to, len);
-        let started = std::time::Instant::now();
-        while receiver.test(receive).unwrap().is_none() {
+        until(|| {
             sender.progress();
-            check_hang(started);
-        }
+            receiver.test(receive).unwrap()
+        });
         [0, 1].map(|rail| sender.counters().rails[rail].bytes - before[rail].bytes)
     };
     assert_eq!(bytes_of_a_message(LEN / 2), [0, LEN as u64 / 2], "rail 0 is busy with the other connection");
@@ -95,10 +83,7 @@ fn start(
 ) -> RecvRequest {
     let buffer = RecvBuffer { memory: to, range: 0..len, tag: 0 };
     let receive = receiver.irecv(&[buffer]).unwrap().unwrap();
-    let started = std::time::Instant::now();
-    while sender.isend(from, 0..len, 0).unwrap().is_none() {
-        check_hang(started);
-    }
+    until(|| sender.isend(from, 0..len, 0).unwrap());
     receive
 }
 

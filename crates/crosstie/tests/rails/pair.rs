@@ -1,13 +1,13 @@
 //! Two contexts of this process, connected.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crosstie::device::fault::Control;
 use crosstie::device::{Device, fault::Plan};
 use crosstie::rails::*;
-
-/// How long anything may take before a test fails instead of hanging.
-pub(crate) const HANG: Duration = Duration::from_secs(20);
+use crosstie_testkit::wait;
+pub(crate) use crosstie_testkit::wait::TIMEOUT as HANG;
 
 #[derive(Debug)]
 pub(crate) struct Pair {
@@ -86,8 +86,16 @@ impl Pair {
 
     /// Lets both ends work until `done`.
     pub(crate) fn progress_until(&mut self, mut done: impl FnMut(&mut Pair) -> bool) {
+        self.progress_until_some(|pair| done(pair).then_some(()));
+    }
+
+    /// Lets both ends work until `step` returns something.
+    pub(crate) fn progress_until_some<T>(&mut self, mut step: impl FnMut(&mut Pair) -> Option<T>) -> T {
         let started = Instant::now();
-        while !done(self) {
+        loop {
+            if let Some(found) = step(self) {
+                return found;
+            }
             self.sender.progress();
             self.receiver.progress();
             if started.elapsed() > HANG {
@@ -96,23 +104,46 @@ impl Pair {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
+
+    /// Posts a buffer with tag 0.
+    pub(crate) fn receive(&mut self, memory: &Memory, range: Range<usize>) -> RecvRequest {
+        self.receiver.irecv(&[RecvBuffer { memory, range, tag: 0 }]).unwrap().expect("a free slot")
+    }
+
+    /// Starts to send as soon as the receiver has a buffer with this tag.
+    pub(crate) fn send(&mut self, memory: &Memory, range: Range<usize>, tag: u32) -> SendRequest {
+        self.progress_until_some(|pair| pair.sender.isend(memory, range.clone(), tag).unwrap())
+    }
+
+    /// Waits until a message is sent. Returns its length.
+    pub(crate) fn finish_send(&mut self, send: SendRequest) -> usize {
+        self.progress_until_some(|pair| pair.sender.test(send).unwrap())
+    }
+
+    /// Waits until a message has arrived. Returns the sizes of its buffers.
+    pub(crate) fn finish_receive(&mut self, receive: RecvRequest) -> Vec<usize> {
+        self.progress_until_some(|pair| pair.receiver.test(receive).unwrap()).sizes().to_vec()
+    }
+}
+
+/// Waits until `step` returns something; only what `step` calls makes progress.
+pub(crate) fn until<T>(step: impl FnMut() -> Option<T>) -> T {
+    wait::find("messages or rails", step)
 }
 
 pub(crate) fn connect(here: &Rails, there: &Rails) -> (SendConnection, RecvConnection) {
     let mut listener = there.listen().unwrap();
     let mut connecting = here.connect(&listener.handle()).unwrap();
     let (mut sender, mut receiver) = (None, None);
-    let started = Instant::now();
-    while sender.is_none() || receiver.is_none() {
+    wait::eventually("both ends are connected", || {
         if sender.is_none() {
             sender = connecting.poll().unwrap();
         }
         if receiver.is_none() {
             receiver = listener.accept().unwrap();
         }
-        check_hang(started);
-        std::thread::sleep(Duration::from_micros(200));
-    }
+        sender.is_some() && receiver.is_some()
+    });
     (sender.unwrap(), receiver.unwrap())
 }
 

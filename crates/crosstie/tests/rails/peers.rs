@@ -8,6 +8,7 @@ use crosstie::rails::*;
 use crosstie_testkit::child::{self, Child};
 use crosstie_testkit::rng;
 use crosstie_testkit::seccomp::exit_at_once;
+use crosstie_testkit::wait::eventually;
 
 use super::pair::*;
 
@@ -24,12 +25,7 @@ fn peer_process() {
     let rails = rails();
     let mut listener = rails.listen().unwrap();
     child::write(&listener.handle().to_bytes());
-    let mut receiver = loop {
-        if let Some(receiver) = listener.accept().unwrap() {
-            break receiver;
-        }
-        std::thread::sleep(Duration::from_micros(200));
-    };
+    let mut receiver = until(|| listener.accept().unwrap());
     let memory = rails.allocate(LEN).unwrap();
     let mut outstanding = std::collections::VecDeque::new();
     loop {
@@ -81,14 +77,7 @@ fn start(task: &str) -> (Child, Handle) {
 
 fn connect_to(rails: &Rails, handle: &Handle) -> SendConnection {
     let mut connecting = rails.connect(handle).unwrap();
-    let started = Instant::now();
-    loop {
-        if let Some(sender) = connecting.poll().unwrap() {
-            return sender;
-        }
-        check_hang(started);
-        std::thread::sleep(Duration::from_micros(200));
-    }
+    until(|| connecting.poll().unwrap())
 }
 
 /// Sends until `stop`, or until the connection ends; returns why.
@@ -170,18 +159,6 @@ fn a_stopped_peer_holds_up_nobody_else_and_continues_later() {
     }
 }
 
-/// Waits for the end of a connection without making progress.
-fn wait_for_end(mut cause: impl FnMut() -> Option<Cause>) -> Cause {
-    let started = Instant::now();
-    loop {
-        if let Some(cause) = cause() {
-            return cause;
-        }
-        check_hang(started);
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
-
 /// A connection that is dropped has told its peer what was done, also if the process ends the instant after.
 #[test]
 fn a_peer_that_exits_right_after_closing_has_said_so() {
@@ -190,33 +167,19 @@ fn a_peer_that_exits_right_after_closing_has_said_so() {
     for _ in 0..4 {
         let (mut child, handle) = start(CLOSES);
         let mut sender = connect_to(&rails, &handle);
-        let started = Instant::now();
-        let send = loop {
-            if let Some(send) = sender.isend(&memory, 0..LEN, 0).unwrap() {
-                break send;
-            }
-            check_hang(started);
-        };
-        while sender.test(send).unwrap().is_none() {
-            check_hang(started);
-        }
-        assert_eq!(wait_for_end(|| sender.cause()), Cause::PeerClosed);
+        let send = until(|| sender.isend(&memory, 0..LEN, 0).unwrap());
+        until(|| sender.test(send).unwrap());
+        // Without making progress.
+        assert_eq!(until(|| sender.cause()), Cause::PeerClosed);
         child.wait();
 
         let mut listener = rails.listen().unwrap();
         let mut child = Child::start(closing_sender_process, "sends");
         child.write(&listener.handle().to_bytes());
-        let started = Instant::now();
-        let mut receiver = loop {
-            if let Some(receiver) = listener.accept().unwrap() {
-                break receiver;
-            }
-            check_hang(started);
-            std::thread::sleep(Duration::from_micros(200));
-        };
+        let mut receiver = until(|| listener.accept().unwrap());
         let buffer = RecvBuffer { memory: &memory, range: 0..LEN, tag: 0 };
         receiver.irecv(&[buffer]).unwrap().unwrap();
-        assert_eq!(wait_for_end(|| receiver.cause()), Cause::PeerClosed);
+        assert_eq!(until(|| receiver.cause()), Cause::PeerClosed);
         child.wait();
     }
 }
@@ -238,8 +201,7 @@ fn a_peer_without_the_secret_is_dropped_and_disturbs_nobody() {
     let mut refused = here.connect(&Handle::from_bytes(&wrong).unwrap()).unwrap();
     let mut right = here.connect(&handle).unwrap();
     let (mut sender, mut receiver, mut is_refused) = (None, None, false);
-    let started = Instant::now();
-    while sender.is_none() || receiver.is_none() || !is_refused {
+    eventually("both ends are connected, and the stranger is refused", || {
         if sender.is_none() {
             sender = right.poll().unwrap();
         }
@@ -250,9 +212,8 @@ fn a_peer_without_the_secret_is_dropped_and_disturbs_nobody() {
         if !is_refused {
             is_refused = refused.poll().is_err();
         }
-        check_hang(started);
-        std::thread::sleep(Duration::from_micros(200));
-    }
+        sender.is_some() && receiver.is_some() && is_refused
+    });
     let mut answer = Vec::new();
     strangers[2].set_read_timeout(Some(HANG)).unwrap();
     strangers[2].read_to_end(&mut answer).unwrap();

@@ -43,16 +43,9 @@ fn transfer_group(pair: &mut Pair, from: &Memory, to: &Memory) {
     });
     let receive = pair.receiver.irecv(&buffers).unwrap().unwrap();
     for buffer in buffers.into_iter().rev() {
-        pair.progress_until(|pair| {
-            pair.sender.isend(from, buffer.range.clone(), buffer.tag).unwrap().is_some()
-        });
+        pair.send(from, buffer.range, buffer.tag);
     }
-    let mut received = None;
-    pair.progress_until(|pair| {
-        received = pair.receiver.test(receive).unwrap();
-        received.is_some()
-    });
-    assert_eq!(received.unwrap().sizes(), [HALF; 2]);
+    assert_eq!(pair.finish_receive(receive), [HALF; 2]);
     check(to, 0, &bytes);
     pair.progress_until(|pair| pair.sender.counters().messages == 5);
 }

@@ -115,37 +115,18 @@ fn groups_match_by_tag_and_report_every_size() {
                     let receive = pair.receiver.irecv(&buffers).unwrap().unwrap();
                     // In reverse order; one tag that is not in the group is not accepted.
                     let mut sends = Vec::new();
-                    let started = std::time::Instant::now();
                     for i in (0..count).rev() {
                         let len = base / (i + 1);
                         assert_eq!(pair.sender.isend(&from, 0..1, 99).unwrap(), None);
-                        let send = loop {
-                            if let Some(send) =
-                                pair.sender.isend(&from, i * room..i * room + len, 100 + i as u32).unwrap()
-                            {
-                                break send;
-                            }
-                            check_hang(started);
-                        };
-                        sends.push((send, len));
+                        sends.push((pair.send(&from, i * room..i * room + len, 100 + i as u32), len));
                     }
-                    let mut received = None;
-                    pair.progress_until(|pair| {
-                        received = pair.receiver.test(receive).unwrap();
-                        received.is_some()
-                    });
                     let sizes: Vec<_> = (0..count).map(|i| base / (i + 1)).collect();
-                    assert_eq!(received.unwrap().sizes(), sizes);
+                    assert_eq!(pair.finish_receive(receive), sizes);
                     for (i, len) in sizes.iter().enumerate() {
                         check(&to, i * room, &bytes[i * room..i * room + len]);
                     }
                     for (send, len) in sends {
-                        let mut sent = None;
-                        pair.progress_until(|pair| {
-                            sent = pair.sender.test(send).unwrap();
-                            sent.is_some()
-                        });
-                        assert_eq!(sent, Some(len));
+                        assert_eq!(pair.finish_send(send), len);
                         assert_eq!(pair.sender.test(send), Err(RequestError::NoSuchRequest));
                     }
                 }
@@ -158,21 +139,12 @@ fn groups_match_by_tag_and_report_every_size() {
 fn a_message_longer_than_the_buffer_is_refused_and_a_shorter_one_sent() {
     let mut pair = Pair::plain(2, Config::default());
     let (from, to) = (pair.here.allocate(1 << 20).unwrap(), pair.there.allocate(1 << 20).unwrap());
-    let buffer = RecvBuffer { memory: &to, range: 0..1000, tag: 0 };
-    let receive = pair.receiver.irecv(&[buffer]).unwrap().unwrap();
-    let started = std::time::Instant::now();
-    loop {
-        match pair.sender.isend(&from, 0..1001, 0) {
-            Ok(None) => check_hang(started),
-            other => {
-                assert_eq!(other, Err(RequestError::TooLong { len: 1001, room: 1000 }));
-                break;
-            }
-        }
-    }
+    let receive = pair.receive(&to, 0..1000);
+    let refused = until(|| pair.sender.isend(&from, 0..1001, 0).transpose());
+    assert_eq!(refused, Err(RequestError::TooLong { len: 1001, room: 1000 }));
     let send = pair.sender.isend(&from, 0..1000, 0).unwrap().unwrap();
-    pair.progress_until(|pair| pair.receiver.test(receive).unwrap().is_some());
-    pair.progress_until(|pair| pair.sender.test(send).unwrap().is_some());
+    pair.finish_receive(receive);
+    pair.finish_send(send);
 }
 
 #[test]
@@ -183,13 +155,7 @@ fn both_ends_learn_why_a_connection_ended() {
     let receive = pair.receiver.irecv(std::slice::from_ref(&buffer)).unwrap().unwrap();
     let Pair { here, sender, mut receiver, .. } = pair;
     drop(sender);
-    let started = std::time::Instant::now();
-    let error = loop {
-        match receiver.test(receive) {
-            Ok(None) => check_hang(started),
-            other => break other.unwrap_err(),
-        }
-    };
+    let error = until(|| receiver.test(receive).transpose()).unwrap_err();
     assert_eq!(error, RequestError::Ended(Cause::PeerClosed));
     assert_eq!(receiver.irecv(&[buffer]), Err(RequestError::Ended(Cause::PeerClosed)));
     to.deregister(HANG).unwrap();
@@ -203,31 +169,16 @@ fn messages_arrive_without_the_receiver_when_it_has_posted_its_requests() {
     let config = Config { low_water: 1, high_water: 1, ..Config::default() };
     let mut pair = Pair::plain(1, config);
     let (from, to) = (pair.here.allocate(64 * COUNT).unwrap(), pair.there.allocate(64 * COUNT).unwrap());
-    let started = std::time::Instant::now();
     // More messages than receives were posted at first.
     for _ in 0..8 {
-        let receives: Vec<_> = (0..COUNT)
-            .map(|n| {
-                let buffer = RecvBuffer { memory: &to, range: 64 * n..64 * (n + 1), tag: 0 };
-                pair.receiver.irecv(&[buffer]).unwrap().unwrap()
-            })
-            .collect();
+        let receives: Vec<_> = (0..COUNT).map(|n| pair.receive(&to, 64 * n..64 * (n + 1))).collect();
         for n in 0..COUNT {
-            let send = loop {
-                check_hang(started);
-                if let Some(send) = pair.sender.isend(&from, 64 * n..64 * (n + 1), 0).unwrap() {
-                    break send;
-                }
-            };
             // The receiver is not called meanwhile.
-            while pair.sender.test(send).unwrap().is_none() {
-                check_hang(started);
-            }
+            let send = until(|| pair.sender.isend(&from, 64 * n..64 * (n + 1), 0).unwrap());
+            until(|| pair.sender.test(send).unwrap());
         }
         for receive in receives {
-            while pair.receiver.test(receive).unwrap().is_none() {
-                check_hang(started);
-            }
+            until(|| pair.receiver.test(receive).unwrap());
         }
     }
 }
@@ -239,32 +190,20 @@ fn results_that_were_not_taken_are_kept() {
         const SLOTS: usize = 4;
         let mut pair = connect(1, Config { slots: SLOTS, ..Config::default() });
         let (from, to) = (pair.here.allocate(4096).unwrap(), pair.there.allocate(4096).unwrap());
-        let started = std::time::Instant::now();
         let mut sends = Vec::new();
         for n in 0..=SLOTS {
-            let receive = pair.receiver.irecv(&[RecvBuffer { memory: &to, range: 0..100, tag: 0 }]).unwrap();
+            let receive = pair.receive(&to, 0..100);
             if n == SLOTS {
                 for _ in 0..1000 {
                     assert_eq!(pair.sender.isend(&from, 0..1, 0).unwrap(), None, "its slot is in use");
                 }
                 break;
             }
-            while sends.len() == n {
-                check_hang(started);
-                sends.extend(pair.sender.isend(&from, 0..n, 0).unwrap());
-            }
-            while pair.receiver.test(receive.unwrap()).unwrap().is_none() {
-                check_hang(started);
-            }
+            sends.push(until(|| pair.sender.isend(&from, 0..n, 0).unwrap()));
+            until(|| pair.receiver.test(receive).unwrap());
         }
         for (n, send) in sends.into_iter().enumerate() {
-            let len = loop {
-                check_hang(started);
-                if let Some(len) = pair.sender.test(send).unwrap() {
-                    break len;
-                }
-            };
-            assert_eq!(len, n);
+            assert_eq!(until(|| pair.sender.test(send).unwrap()), n);
         }
     }
 }
@@ -346,23 +285,10 @@ fn messages_of_any_length_arrive_whether_the_device_executes_or_queues_them() {
             let receive = pair.receiver.irecv(&[buffer(0..LEN)]).unwrap().unwrap();
             assert!(pair.receiver.irecv(&[buffer(0..LEN + 1)]).is_err());
             assert_eq!(pair.sender.isend(&from, 0..len, 6), Ok(None), "no receive has this tag");
-            let mut send = None;
-            pair.progress_until(|pair| {
-                send = pair.sender.isend(&from, 0..len, 5).unwrap();
-                send.is_some()
-            });
-            let (mut sent, mut received) = (None, None);
-            pair.progress_until(|pair| {
-                sent = pair.sender.test(send.unwrap()).unwrap();
-                sent.is_some()
-            });
-            assert_eq!(sent, Some(len));
-            assert_eq!(pair.sender.test(send.unwrap()), Err(RequestError::NoSuchRequest));
-            pair.progress_until(|pair| {
-                received = pair.receiver.test(receive).unwrap();
-                received.is_some()
-            });
-            assert_eq!(received.unwrap().sizes(), [len]);
+            let send = pair.send(&from, 0..len, 5);
+            assert_eq!(pair.finish_send(send), len);
+            assert_eq!(pair.sender.test(send), Err(RequestError::NoSuchRequest));
+            assert_eq!(pair.finish_receive(receive), [len]);
             check(to, 0, &bytes);
             assert_eq!(pair.receiver.test(receive), Err(RequestError::NoSuchRequest));
         }
@@ -398,9 +324,9 @@ fn memory_cannot_be_deregistered_while_a_receive_into_it_is_outstanding() {
                 })
                 .collect();
             for tag in 0..tags {
-                pair.progress_until(|pair| pair.sender.isend(&from, 0..1 << 16, tag).unwrap().is_some());
+                pair.send(&from, 0..1 << 16, tag);
             }
-            pair.progress_until(|pair| pair.receiver.test(receive).unwrap().is_some());
+            pair.finish_receive(receive);
             memories.into_iter().for_each(|memory| memory.deregister(HANG).unwrap());
         }
     }
@@ -417,14 +343,14 @@ fn memory_cannot_be_deregistered_while_a_send_from_it_waits_for_its_group() {
     let buffers =
         [0, 1].map(|tag| RecvBuffer { memory: &to, range: tag << 15..(tag + 1) << 15, tag: tag as u32 });
     let receive = pair.receiver.irecv(&buffers).unwrap().unwrap();
-    pair.progress_until(|pair| pair.sender.isend(&first, 0..1 << 15, 1).unwrap().is_some());
+    pair.send(&first, 0..1 << 15, 1);
     let Err(DeregisterError::InUse(first)) = first.deregister(HANG) else {
         panic!("the group is incomplete")
     };
     // Not even if the program drops it.
     drop(first);
-    pair.progress_until(|pair| pair.sender.isend(&second, 0..1 << 15, 0).unwrap().is_some());
-    pair.progress_until(|pair| pair.receiver.test(receive).unwrap().is_some());
+    pair.send(&second, 0..1 << 15, 0);
+    pair.finish_receive(receive);
     [0, 1 << 15].iter().for_each(|at| check(&to, *at, &bytes));
 }
 
@@ -435,7 +361,7 @@ fn memory_can_be_deregistered_when_its_connection_was_aborted() {
     let buffers = [0, 1].map(|tag| RecvBuffer { memory: &to, range: 0..100, tag });
     pair.receiver.irecv(&buffers).unwrap().unwrap();
     pair.receiver.irecv(&buffers[..1]).unwrap().unwrap();
-    pair.progress_until(|pair| pair.sender.isend(&from, 0..100, 1).unwrap().is_some());
+    pair.send(&from, 0..100, 1);
     pair.sender.abort();
     pair.receiver.abort();
     [from, to].into_iter().for_each(|memory| memory.deregister(HANG).unwrap());

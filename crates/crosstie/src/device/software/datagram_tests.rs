@@ -1,11 +1,13 @@
 //! Datagram queue pairs whose senders come and go, do not move, or follow no rule.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use crosstie_testkit::wait::{TIMEOUT, eventually};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, Reply, Request};
+use super::ends::small_device;
 use super::invalid_input_tests::shared_arc;
 use super::layout::{
     MAGIC, MAX_DATAGRAM_SENDERS, MAX_DATAGRAM_SENDERS_PER_PROCESS, SrqHeader, SrqWord,
@@ -19,7 +21,6 @@ use crate::local::socket;
 use crate::memory::segment::{SharedRef, SharedSlice};
 use crate::ring::presence;
 
-const TIMEOUT: Duration = Duration::from_secs(20);
 const KEY: u32 = 7;
 const DEPTH: u32 = 11;
 
@@ -36,7 +37,7 @@ struct End {
 
 impl End {
     fn new() -> End {
-        let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+        let device = small_device();
         let pd = device.alloc_pd().unwrap();
         let send_cq = device.create_cq(&CqConfig { depth: 64 }).unwrap();
         let cq = device.create_cq(&CqConfig { depth: DEPTH }).unwrap();
@@ -82,11 +83,7 @@ fn senders(device: &Device) -> Vec<AssignedLine> {
 }
 
 fn wait_until_senders_are_reclaimed(device: &Device) {
-    let begun = Instant::now();
-    while !senders(device).is_empty() {
-        assert!(begun.elapsed() < TIMEOUT, "senders that are gone have lines");
-        std::thread::yield_now();
-    }
+    eventually("senders that are gone have lines", || senders(device).is_empty());
 }
 
 /// Takes the first receive of a queue pair that nobody has taken, as this sender.
@@ -311,11 +308,9 @@ fn peer_that_asks_for_senders_without_end_gets_its_share_and_keeps_it_only_while
             assert_eq!(receiver.receive(1), succeeded([u64::from(round)].into_iter()));
         }
         drop(greedy);
-        let begun = Instant::now();
-        while senders(&receiver.device).iter().any(|line| line.gid == [9; 16]) {
-            assert!(begun.elapsed() < TIMEOUT);
-            std::thread::yield_now();
-        }
+        eventually("senders of a peer that is gone have lines", || {
+            senders(&receiver.device).iter().all(|line| line.gid != [9; 16])
+        });
     }
 }
 

@@ -3,12 +3,14 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use crosstie_testkit::child;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, Reply, Request, hex};
 use super::cq_ring::NewCqe;
+use super::ends::{End, next_completion as next};
+use super::invalid_input_tests::shared;
 use super::layout::{
     CqeKind, IN_PLACE, MAGIC, QPS_AT, QpBlock, QpNum, RECV_HEAD_WORDS, REGIONS_AT, RegionEntry, RegionKey,
     RequestWord, short_epoch,
@@ -16,9 +18,6 @@ use super::layout::{
 use crate::device::*;
 use crate::local::socket::{self, ListeningSocket, Socket};
 use crate::memory::segment::{Segment, SharedSlice};
-
-const ROLE: &str = "CROSSTIE_FORGED_DATA";
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A peer that does not follow the protocol: it writes to the segment that it has mapped.
 struct Attacker {
@@ -65,8 +64,8 @@ impl Attacker {
 /// Runs as the attacker when the next test starts it in a child process; does nothing in an ordinary run.
 #[test]
 fn attacker_process() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let (gid, victim) = role.split_once(' ').unwrap();
+    let Some(task) = child::task() else { return };
+    let (gid, victim) = task.split_once(' ').unwrap();
     let gid = u128::from_str_radix(gid, 16).unwrap().to_be_bytes();
     let addr: u64 = victim.parse().unwrap();
     let attacker = Attacker::connect(&gid);
@@ -85,92 +84,50 @@ fn attacker_process() {
 
 #[test]
 fn service_refuses_a_region_that_only_the_segment_knows() {
-    if std::env::var_os(ROLE).is_some() {
-        return;
-    }
     let device = Device::open(&DeviceSpec::Software).unwrap();
     let victim = AtomicU64::new(7);
-    let attacker = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "device::software::forged_data_tests::attacker_process", "--nocapture"])
-        .env(ROLE, format!("{} {}", hex(&device.address().gid), victim.as_ptr().expose_provenance()))
-        .output()
-        .unwrap();
+    let task = format!("{} {}", hex(&device.address().gid), victim.as_ptr().expose_provenance());
+    let attacker = child::command(attacker_process, &task).output().unwrap();
     assert!(attacker.status.success(), "{}", String::from_utf8_lossy(&attacker.stderr));
     assert_eq!(victim.load(Relaxed), 7, "memory that is not registered was written");
 }
 
-struct Pair {
-    near: Device,
-    near_pd: Pd,
-    near_cq: Cq,
-    near_qp: RcQp,
-    far: Device,
-    far_pd: Pd,
-    far_cq: Cq,
-    far_qp: RcQp,
-}
-
-impl Pair {
-    /// Two devices of this process, connected.
-    fn new() -> Pair {
-        let open = || Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
-        let (near, far) = (open(), open());
-        let (near_pd, far_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
-        let near_cq = near.create_cq(&CqConfig { depth: 64 }).unwrap();
-        let far_cq = far.create_cq(&CqConfig { depth: 64 }).unwrap();
-        let mut near_qp = near_pd.create_rc(&QpConfig::default(), &near_cq, &near_cq, None).unwrap();
-        let mut far_qp = far_pd.create_rc(&QpConfig::default(), &far_cq, &far_cq, None).unwrap();
-        near_qp.connect(&far_qp.address(), &ConnectConfig::default()).unwrap();
-        far_qp.connect(&near_qp.address(), &ConnectConfig::default()).unwrap();
-        Pair { near, near_pd, near_cq, near_qp, far, far_pd, far_cq, far_qp }
-    }
-}
-
-fn next(cq: &mut Cq) -> Completion {
-    let begun = Instant::now();
-    let mut got = None;
-    while cq.poll(1, |completion| got = Some(*completion)).unwrap() == 0 {
-        assert!(begun.elapsed() < TIMEOUT, "no completion");
-    }
-    got.unwrap()
-}
-
 #[test]
 fn receive_between_devices_of_one_process_goes_to_registered_memory_only() {
-    let mut pair = Pair::new();
-    let target = pair.far_pd.allocate(4096, Access::ALL).unwrap();
+    let [mut near, mut far] = End::pair(&QpConfig::default());
+    let target = far.pd.allocate(4096, Access::ALL).unwrap();
     let victim = AtomicU64::new(7);
     let addr = victim.as_ptr().expose_provenance() as u64;
-    pair.far_qp.post_recv(&RecvWr { wr_id: 1, sges: &[target.sge(0..64).unwrap()] }).unwrap();
+    far.qp.post_recv(&RecvWr { wr_id: 1, sges: &[target.sge(0..64).unwrap()] }).unwrap();
 
-    let attacker = Attacker::connect(&pair.far.address().gid);
+    let attacker = Attacker::connect(&far.device.address().gid);
     attacker.forge_region(target.remote().rkey, addr);
     let blocks: SharedSlice<QpBlock> =
         SharedSlice::new(&attacker.segment, QPS_AT, QpNum::INDICES as usize).unwrap();
-    let block = &blocks[QpNum::from_bits(pair.far_qp.qp_num()).index() as usize];
+    let block = &blocks[QpNum::from_bits(far.qp.qp_num()).index() as usize];
     let slots: SharedSlice<AtomicU64> =
         SharedSlice::new(&attacker.segment, block.owner_line.recv_at.load(Relaxed), 8).unwrap();
     assert_eq!(slots[RECV_HEAD_WORDS].load(Relaxed), target.remote().addr);
     slots[RECV_HEAD_WORDS].store(addr, Relaxed);
 
-    pair.near_qp.post(&SendWr::new(2, SendOp::Send, Data::Inline(b"forged!!")).signaled()).unwrap();
-    let received = next(&mut pair.far_cq);
+    near.qp.post(&SendWr::new(2, SendOp::Send, Data::Inline(b"forged!!")).signaled()).unwrap();
+    let received = far.next();
     assert_eq!((received.wr_id, received.status), (1, Status::LocalProtection));
-    assert_eq!(next(&mut pair.near_cq).status, Status::RemoteOperation);
+    assert_eq!(near.next().status, Status::RemoteOperation);
     assert_eq!(victim.load(Relaxed), 7, "memory that is not registered was written");
 }
 
 #[test]
 fn write_between_devices_of_one_process_goes_to_registered_memory_only() {
-    let mut pair = Pair::new();
-    let target = pair.far_pd.allocate(4096, Access::ALL).unwrap();
+    let [mut near, far] = End::pair(&QpConfig::default());
+    let target = far.pd.allocate(4096, Access::ALL).unwrap();
     let victim = AtomicU64::new(7);
     let addr = victim.as_ptr().expose_provenance() as u64;
-    Attacker::connect(&pair.far.address().gid).forge_region(target.remote().rkey, addr);
+    Attacker::connect(&far.device.address().gid).forge_region(target.remote().rkey, addr);
     let remote = RemoteAddr { addr, rkey: target.remote().rkey };
     let write = SendWr::new(2, SendOp::Write(remote), Data::Inline(b"forged!!"));
-    pair.near_qp.post(&write.signaled()).unwrap();
-    assert_eq!(next(&mut pair.near_cq).status, Status::RemoteAccess);
+    near.qp.post(&write.signaled()).unwrap();
+    assert_eq!(near.next().status, Status::RemoteAccess);
     assert_eq!(victim.load(Relaxed), 7, "memory that is not registered was written");
 }
 
@@ -179,14 +136,14 @@ fn write_between_devices_of_one_process_goes_to_registered_memory_only() {
 fn short_write_goes_to_the_region_that_exists_now() {
     // How the region goes: its owner gives it back, or it has gone long ago and another region has its key (and another tag).
     for is_another in [false, true] {
-        let mut pair = Pair::new();
-        let target = pair.far_pd.allocate(4096, Access::ALL).unwrap();
+        let [mut near, mut far] = End::pair(&QpConfig::default());
+        let target = far.pd.allocate(4096, Access::ALL).unwrap();
         let remote = target.remote().at(0);
         let mut write = |bytes: &[u8]| {
-            pair.far_qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+            far.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
             let wr = SendWr::new(2, SendOp::WriteImm(remote, 3), Data::Inline(bytes));
-            pair.near_qp.post(&wr.signaled()).unwrap();
-            next(&mut pair.near_cq).status
+            near.qp.post(&wr.signaled()).unwrap();
+            near.next().status
         };
         for _ in 0..3 {
             assert_eq!(write(b"expected"), Status::Success);
@@ -194,7 +151,7 @@ fn short_write_goes_to_the_region_that_exists_now() {
         let mut kept = Some(target);
         if is_another {
             let key = RegionKey::from_bits(remote.rkey);
-            let entry = &super::invalid_input_tests::shared(&pair.far).regions.table[key.index() as usize];
+            let entry = &shared(&far.device).regions.table[key.index() as usize];
             entry.addr.store(remote.addr | 1 << 48, Relaxed);
         } else {
             kept = None;
@@ -210,18 +167,18 @@ fn short_write_goes_to_the_region_that_exists_now() {
 
 #[test]
 fn deferred_request_does_not_use_a_region_that_only_the_segment_knows() {
-    let mut pair = Pair::new();
-    let source = pair.near_pd.allocate(4096, Access::ALL).unwrap();
+    let [mut near, mut far] = End::pair(&QpConfig::default());
+    let source = near.pd.allocate(4096, Access::ALL).unwrap();
     let key = source.remote().rkey;
     let sges = [source.sge(0..8).unwrap()];
     // The peer has no receive, so the request is deferred.
-    pair.near_qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&sges)).signaled()).unwrap();
+    near.qp.post(&SendWr::new(1, SendOp::Send, Data::Regions(&sges)).signaled()).unwrap();
     drop(source);
-    let attacker = Attacker::connect(&pair.near.address().gid);
+    let attacker = Attacker::connect(&near.device.address().gid);
     attacker.regions[RegionKey::from_bits(key).index() as usize].key.store(key, Relaxed);
-    let target = pair.far_pd.allocate(4096, Access::ALL).unwrap();
-    pair.far_qp.post_recv(&RecvWr { wr_id: 2, sges: &[target.sge(0..64).unwrap()] }).unwrap();
-    assert_eq!(next(&mut pair.near_cq).status, Status::LocalProtection);
+    let target = far.pd.allocate(4096, Access::ALL).unwrap();
+    far.qp.post_recv(&RecvWr { wr_id: 2, sges: &[target.sge(0..64).unwrap()] }).unwrap();
+    assert_eq!(near.next().status, Status::LocalProtection);
 }
 
 #[test]
@@ -230,7 +187,7 @@ fn forged_completion_of_a_send_does_not_stop_later_sends() {
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_cq(&CqConfig { depth: 64 }).unwrap();
     let forge = |qp_num: u32, epoch: u8| {
-        let shared = super::invalid_input_tests::shared(&device);
+        let shared = shared(&device);
         let qp = shared.qps.get(qp_num).unwrap();
         let forged = NewCqe {
             kind: CqeKind::Send,
@@ -247,10 +204,7 @@ fn forged_completion_of_a_send_does_not_stop_later_sends() {
     };
     let mut ud = pd.create_ud(&QpConfig::default(), &cq, &cq, None).unwrap();
     ud.activate(1).unwrap();
-    forge(
-        ud.qp_num(),
-        short_epoch(super::invalid_input_tests::shared(&device).qps.get(ud.qp_num()).unwrap().epoch()),
-    );
+    forge(ud.qp_num(), short_epoch(shared(&device).qps.get(ud.qp_num()).unwrap().epoch()));
     assert_eq!(next(&mut cq).wr_id, 77);
     let to = pd.create_ah(&device.address()).unwrap();
     ud.post(&to, ud.qp_num(), 1, &SendWr::new(1, SendOp::Send, Data::Inline(b"x")).signaled()).unwrap();
@@ -259,10 +213,7 @@ fn forged_completion_of_a_send_does_not_stop_later_sends() {
     let mut rc = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
     let to = rc.address();
     rc.connect(&to, &ConnectConfig::default()).unwrap();
-    forge(
-        rc.qp_num(),
-        short_epoch(super::invalid_input_tests::shared(&device).qps.get(rc.qp_num()).unwrap().epoch()),
-    );
+    forge(rc.qp_num(), short_epoch(shared(&device).qps.get(rc.qp_num()).unwrap().epoch()));
     assert_eq!(next(&mut cq).wr_id, 77);
     let target = pd.allocate(64, Access::ALL).unwrap();
     let write = SendWr::new(2, SendOp::Write(target.remote().at(0)), Data::Inline(b"x"));

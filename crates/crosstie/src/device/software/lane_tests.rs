@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::cq_lanes::{MAX_HOT, MIN_QUIET_POLLS};
+use super::ends::{End, connect, next_completion, small_device};
 use super::invalid_input_tests::{shared, shared_arc};
 use super::layout::{CqHeader, QpBlock, QpNum, SrqHeader, qp_block_at};
 use super::pauses::{Pause, once_at};
@@ -33,8 +34,7 @@ struct Fan {
 
 impl Fan {
     fn new(count: usize, is_shared: bool) -> Fan {
-        let open = || Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
-        let (near, far) = (open(), open());
+        let (near, far) = (small_device(), small_device());
         let (near_pd, far_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
         let near_cq = near.create_cq(&CqConfig { depth: 64 }).unwrap();
         let cq = far.create_cq(&CqConfig { depth: 64 }).unwrap();
@@ -50,9 +50,7 @@ impl Fan {
     }
 
     fn connect(&mut self, i: usize) {
-        let (sender, receiver) = (&mut self.senders[i], &mut self.receivers[i]);
-        sender.connect(&receiver.address(), &ConnectConfig::default()).unwrap();
-        receiver.connect(&sender.address(), &ConnectConfig::default()).unwrap();
+        connect(&mut self.senders[i], &mut self.receivers[i]);
     }
 
     fn post_recv(&mut self, i: usize, wr_id: u64) -> Result<(), PostError> {
@@ -74,13 +72,7 @@ impl Fan {
     }
 
     fn next(&mut self) -> Completion {
-        let begun = Instant::now();
-        loop {
-            if let Some(completion) = self.look() {
-                return completion;
-            }
-            assert!(begun.elapsed() < TIMEOUT, "no completion");
-        }
+        next_completion(&mut self.cq)
     }
 
     fn assert_empty(&mut self) {
@@ -105,48 +97,33 @@ impl Fan {
 
 #[test]
 fn request_that_is_executed_at_once_has_no_completion_and_no_place_in_the_send_queue() {
-    let open = || Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
-    let (near, far) = (open(), open());
-    let (near_pd, far_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
-    let (mut near_cq, mut far_cq) =
-        (near.create_cq(&CqConfig { depth: 64 }), far.create_cq(&CqConfig { depth: 64 }));
-    let (near_cq, far_cq) = (near_cq.as_mut().unwrap(), far_cq.as_mut().unwrap());
-    let config = QpConfig { max_send_wr: 2, ..QpConfig::default() };
-    let mut sender = near_pd.create_rc(&config, near_cq, near_cq, None).unwrap();
-    let mut receiver = far_pd.create_rc(&config, far_cq, far_cq, None).unwrap();
-    sender.connect(&receiver.address(), &ConnectConfig::default()).unwrap();
-    receiver.connect(&sender.address(), &ConnectConfig::default()).unwrap();
-    let target = far_pd.allocate(64, Access::ALL).unwrap();
-    let poll = |cq: &mut Cq| {
-        let (begun, mut got) = (Instant::now(), None);
-        while got.is_none() && begun.elapsed() < TIMEOUT {
-            cq.poll(1, |completion| got = Some((completion.wr_id, completion.imm))).unwrap();
-        }
-        got.expect("a completion")
-    };
+    let [mut sender, mut receiver] = End::pair(&QpConfig { max_send_wr: 2, ..QpConfig::default() });
+    let target = receiver.pd.allocate(64, Access::ALL).unwrap();
     let recv = RecvWr { wr_id: 7, sges: &[] };
     for round in 0..50u32 {
         // In each tenth round the receive is late: the request waits for it, and completes like any other.
         let is_late = round % 10 == 9;
         if !is_late {
-            receiver.post_recv(&recv).unwrap();
+            receiver.qp.post_recv(&recv).unwrap();
         }
         let op = SendOp::WriteImm(target.remote().at(0), round);
         let bytes = round.to_ne_bytes();
         let wr = SendWr::new(round.into(), op, Data::Inline(&bytes)).signaled_if_queued();
-        let is_done = sender.post(&wr).unwrap() == Posted::Done;
+        let is_done = sender.qp.post(&wr).unwrap() == Posted::Done;
         assert!(!(is_late && is_done));
         // The first request finds out where the peer is. After one that waited, the next ones may wait, too.
         assert!(is_done || round == 0 || round >= 9, "round {round}");
         if is_late {
-            receiver.post_recv(&recv).unwrap();
+            receiver.qp.post_recv(&recv).unwrap();
         }
         if is_done {
-            assert_eq!(near_cq.poll(4, |c| panic!("unexpected: {c:?}")), Ok(0));
+            assert_eq!(sender.cq.poll(4, |c| panic!("unexpected: {c:?}")), Ok(0));
         } else {
-            assert_eq!(poll(near_cq), (round.into(), None));
+            let sent = sender.next();
+            assert_eq!((sent.wr_id, sent.imm), (round.into(), None));
         }
-        assert_eq!(poll(far_cq), (7, Some(round)));
+        let received = receiver.next();
+        assert_eq!((received.wr_id, received.imm), (7, Some(round)));
     }
 }
 
@@ -274,8 +251,7 @@ fn reset_while_an_entry_is_read_costs_the_new_connection_no_receive() {
             let (sender, receiver) = (&mut senders[0], &mut receivers[0]);
             receiver.reset().unwrap();
             sender.reset().unwrap();
-            sender.connect(&receiver.address(), &ConnectConfig::default()).unwrap();
-            receiver.connect(&sender.address(), &ConnectConfig::default()).unwrap();
+            connect(sender, receiver);
             for wr_id in 0..u64::from(RECEIVES) {
                 receiver.post_recv(&RecvWr { wr_id: 100 + wr_id, sges: &[] }).unwrap();
             }
@@ -410,7 +386,7 @@ fn forged_depth_of_a_shared_receive_queue_does_not_reach_a_new_queue_pair() {
 #[test]
 fn completion_queue_holds_its_depth_beside_stopped_producers() {
     const DEPTH: u32 = 16;
-    let device = Device::open_software(&software::Config { space: 64 << 20 }).unwrap();
+    let device = small_device();
     let pd = device.alloc_pd().unwrap();
     let mut cq = device.create_cq(&CqConfig { depth: DEPTH }).unwrap();
     let target = pd.allocate(64, Access::ALL).unwrap();
@@ -419,8 +395,7 @@ fn completion_queue_holds_its_depth_beside_stopped_producers() {
         (0..2 + MAX_STALLED).map(|_| pd.create_rc(&config, &cq, &cq, None).unwrap()).collect();
     let stopped: Vec<_> = qps.drain(2..).collect();
     let [near, far] = &mut qps[..] else { unreachable!("there are two") };
-    near.connect(&far.address(), &ConnectConfig::default()).unwrap();
-    far.connect(&near.address(), &ConnectConfig::default()).unwrap();
+    connect(near, far);
     // Each has reserved an entry and does not publish it.
     for qp in &stopped {
         let qp = shared_arc(&device).qps.get(qp.qp_num()).unwrap();

@@ -68,6 +68,9 @@ mod datagram_tests;
 mod datapath;
 mod deferred;
 mod device_memory;
+#[cfg(test)]
+#[path = "../../../tests/harness/ends.rs"]
+mod ends;
 mod error;
 mod events;
 #[cfg(all(test, not(loom)))]

@@ -1,14 +1,17 @@
 //! The service thread and its peers: it waits for none of them, and nothing of theirs is without limit.
 
-use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use crosstie_testkit::child::{self, Child};
+use crosstie_testkit::wait::{TIMEOUT, eventually};
 use rustix::event::{PollFd, PollFlags};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::control::{self, MAX_PAYLOAD, Request};
+use super::ends::{End, connect, small_device as open};
 use super::invalid_input_tests::{shared, shared_arc};
 use super::layout::MAGIC;
 use super::link::Link;
@@ -19,32 +22,17 @@ use crate::local::socket;
 use crate::local::socket::blocking_files::BlockingFile;
 use crate::seccomp;
 
-const TIMEOUT: Duration = Duration::from_secs(20);
-
-fn open() -> Device {
-    Device::open_software(&software::Config { space: 64 << 20 }).unwrap()
-}
-
 fn rc(device: &Device) -> RcQp {
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(&CqConfig { depth: 16 }).unwrap();
     pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap()
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < TIMEOUT, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn closing_a_second_connection_leaves_queue_pairs_connected() {
     let (device, other_device) = (open(), open());
     let (mut qp, mut other) = (rc(&device), rc(&other_device));
-    qp.connect(&other.address(), &ConnectConfig::default()).unwrap();
-    other.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+    connect(&mut qp, &mut other);
     // Two threads of a device that connect at the same time open a connection each, and one of the two is closed again.
     let second = Link::connect(device.address().gid, other_device.address().gid).unwrap();
     drop(second);
@@ -58,8 +46,7 @@ fn closing_a_second_connection_leaves_queue_pairs_connected() {
 fn end_of_a_peer_is_noticed_while_a_thread_connects_to_a_stopped_one() {
     let (device, ending) = (open(), open());
     let (mut qp, mut other) = (rc(&device), rc(&ending));
-    qp.connect(&other.address(), &ConnectConfig::default()).unwrap();
-    other.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+    connect(&mut qp, &mut other);
     // A device that is stopped: the kernel accepts connections for it, and nobody reads them.
     let name = [[7; 12].as_slice(), &std::process::id().to_ne_bytes()].concat().try_into().unwrap();
     let stopped = QpAddress { device: DeviceAddress { gid: name, ..device.address() }, ..other.address() };
@@ -74,14 +61,14 @@ fn end_of_a_peer_is_noticed_while_a_thread_connects_to_a_stopped_one() {
         });
         // Accepted sockets of a listener are not blocking; the hello shows that the other thread waits for the reply.
         let mut accepted = None;
-        until("the other thread does not connect", || {
+        eventually("the other thread does not connect", || {
             accepted = accepted.take().or_else(|| rustix::net::accept(&listening).ok());
             accepted.is_some()
         });
         let mut hello = Request::new_zeroed();
         socket::receive(accepted.as_ref().unwrap(), hello.as_mut_bytes(), &mut []).unwrap();
         drop((other, ending));
-        until("the end was not noticed", || qp.state() == QpState::Error);
+        eventually("the end was not noticed", || qp.state() == QpState::Error);
         // The service thread has nothing in its way: it accepts another peer.
         let late = open();
         rc(&late).connect(&qp.address(), &ConnectConfig::default()).unwrap();
@@ -112,9 +99,9 @@ fn peer_that_never_reads_its_replies_is_disconnected() {
         std::mem::forget(greedy);
     });
     let peers = || shared(&device).peers.is_connected(&[9; 16]);
-    until("the peer did not connect", peers);
+    eventually("the peer did not connect", peers);
     // It counts as possibly inside an operation until it closes its end; the connection is closed at once.
-    until("the peer is still connected", || {
+    eventually("the peer is still connected", || {
         let mut polled = [PollFd::new(&watched, PollFlags::RDHUP)];
         rustix::event::poll(&mut polled, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
         polled[0].revents().contains(PollFlags::RDHUP)
@@ -135,7 +122,7 @@ fn handle_of_a_queue_pair_does_not_keep_a_closed_device() {
     let (gid, memory) = (device.address().gid, std::sync::Arc::downgrade(shared_arc(&device)));
     drop((qp, device));
     // The peer learns of it although somebody still holds the queue pair.
-    until("the closed device is still connected", || !shared(&other_device).peers.is_connected(&gid));
+    eventually("the closed device is still connected", || !shared(&other_device).peers.is_connected(&gid));
     assert_eq!(other.state(), QpState::Error);
     // A thread that moves it to ERR as late as this, see `FailHandle::fail`.
     kept.request_flush();
@@ -146,14 +133,10 @@ fn handle_of_a_queue_pair_does_not_keep_a_closed_device() {
 /// A progress thread looks at requests that wait while their queue pair is being reset.
 #[test]
 fn requests_that_wait_have_no_completion_after_a_reset() {
-    let (near, far) = (open(), open());
-    let pd = near.alloc_pd().unwrap();
-    let mut cq = near.create_cq(&CqConfig { depth: 16 }).unwrap();
-    let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
+    let (far, End { mut qp, mut cq, device: near, .. }) = (open(), End::new(&QpConfig::default()));
     let mut peer = rc(&far);
     for _ in 0..3 {
-        qp.connect(&peer.address(), &ConnectConfig::default()).unwrap();
-        peer.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+        connect(&mut qp, &mut peer);
         // The peer has no receive.
         for wr_id in 0..4 {
             qp.post(&SendWr::new(wr_id, SendOp::Send, Data::Inline(b"x")).signaled()).unwrap();
@@ -175,13 +158,7 @@ fn deferred_request_fails_if_the_progress_thread_cannot_be_started() {
     let (sender, ended) = std::sync::mpsc::channel();
     // The filter stays on its thread, so the test gets one of its own.
     std::thread::spawn(move || {
-        let (near, far) = (open(), open());
-        let pd = near.alloc_pd().unwrap();
-        let mut cq = near.create_cq(&CqConfig { depth: 16 }).unwrap();
-        let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
-        let mut peer = rc(&far);
-        qp.connect(&peer.address(), &ConnectConfig::default()).unwrap();
-        peer.connect(&qp.address(), &ConnectConfig::default()).unwrap();
+        let [End { mut qp, mut cq, device: _near, .. }, _far] = End::pair(&QpConfig::default());
         seccomp::install_filter(&[libc::SYS_clone, libc::SYS_clone3], seccomp::FilterMode::Deny);
         assert!(std::thread::Builder::new().spawn(|| {}).is_err(), "the filter has no effect");
         // The peer has no receive, so both requests are deferred.
@@ -229,40 +206,25 @@ fn peer_that_sends_files_is_cut_off_and_holds_up_nobody() {
     assert!(begun.elapsed() < socket::blocking_files::MAX_ELAPSED, "it took {:?}", begun.elapsed());
 }
 
-const ROLE: &str = "CROSSTIE_IDLE_DEVICE";
-
-/// Opens a device and waits, when the next test starts it in a child process; does nothing in an ordinary run.
+/// Opens a device and waits, when the next tests start it in a child process; does nothing in an ordinary run.
 #[test]
 fn idle_device_process() {
-    if std::env::var_os(ROLE).is_none() {
-        return;
+    if child::is_child() {
+        let device = open();
+        child::write(&device.address().gid);
+        child::wait_for_end_of_input();
     }
-    let device = open();
-    std::io::stderr().write_all(&device.address().gid).unwrap();
-    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
 #[test]
 fn process_that_has_the_id_of_a_dead_peer_is_not_accessed() {
-    if std::env::var_os(ROLE).is_some() {
-        return;
-    }
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "device::software::service_tests::idle_device_process", "--nocapture"])
-        .env(ROLE, "1")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut gid = [0; 16];
-    child.stderr.as_mut().unwrap().read_exact(&mut gid).unwrap();
+    let mut child = Child::start(idle_device_process, "idle");
+    let gid = child.read().try_into().unwrap();
     // A device must listen under the name that connects.
     let own = u128::from(std::process::id()).to_le_bytes();
     let _listener = control::listen(&own).unwrap();
     let mut link = Link::connect(own, gid).unwrap_or_else(|e| panic!("{e}"));
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     // As if the kernel had given the id of the dead process to this one.
     link.pid = Some(rustix::process::getpid());
     let victim = AtomicU64::new(7);
@@ -279,49 +241,15 @@ fn process_that_has_the_id_of_a_dead_peer_is_not_accessed() {
 /// A device in a PID namespace of its own sees no process outside, and cannot tell whether one is the device that it says it is.
 #[test]
 fn peer_that_is_not_visible_is_refused() {
-    if std::env::var_os(ROLE).is_some() {
-        return;
-    }
-    let mut child = std::process::Command::new("unshare")
-        .args(["--pid", "--fork", "--kill-child"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "device::software::service_tests::idle_device_process", "--nocapture"])
-        .env(ROLE, "1")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .expect("this test needs `unshare` of util-linux");
-    let mut gid = [0; 16];
-    child.stderr.as_mut().unwrap().read_exact(&mut gid).expect("this test needs root: run it with sudo");
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
+    let mut child = Child::spawn(&mut child::command_under(unshare, idle_device_process, "idle"));
+    let gid = child.try_read().expect("this test needs root: run it with sudo").try_into().unwrap();
     let own = (u128::from(std::process::id()) << 64).to_le_bytes();
     let _listener = control::listen(&own).unwrap();
     let refused = Link::connect(own, gid).unwrap_err();
     assert!(refused.to_string().contains("not visible"), "{refused}");
-    drop(child.stdin.take());
-    child.wait().unwrap();
-}
-
-const FORK_ROLE: &str = "CROSSTIE_FORKING_DEVICE";
-
-/// Runs one of the functions below in a process of its own, which has no other tests: it may fork.
-fn in_a_process(role: &str) {
-    let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "device::software::service_tests::forking_process", "--nocapture"])
-        .env(FORK_ROLE, role)
-        .output()
-        .unwrap();
-    assert!(child.status.success(), "{}: {}", child.status, String::from_utf8_lossy(&child.stderr));
-}
-
-/// Forks when the tests below start it in a child process; does nothing in an ordinary run.
-#[test]
-fn forking_process() {
-    match std::env::var(FORK_ROLE).as_deref() {
-        Ok("drops") => drop_everything_in_a_forked_child(),
-        Ok("holds") => close_while_a_forked_child_holds_the_descriptors(),
-        _ => {}
-    }
+    child.wait();
 }
 
 /// Runs `child` in a forked child, which then ends. Returns its process id.
@@ -347,7 +275,7 @@ fn wait_for(pid: i32) -> i32 {
 }
 
 /// One end of a connection, with its memory.
-struct End {
+struct EndWithMemory {
     region: Mr,
     in_place: Mr,
     cq: Cq,
@@ -355,26 +283,23 @@ struct End {
     others: (UdQp, Srq, Pd, Device),
 }
 
-fn end(memory: &mut [u8]) -> End {
-    let device = open();
-    let pd = device.alloc_pd().unwrap();
+fn end(memory: &mut [u8]) -> EndWithMemory {
+    let End { qp, cq, pd, device } = End::new(&QpConfig::default());
     let region = pd.allocate(8192, Access::ALL).unwrap();
     region.write(0, b"of the parent").unwrap();
     // SAFETY: the memory outlives the region, and is not used meanwhile.
     let in_place = unsafe { pd.register(memory.as_mut_ptr(), memory.len(), Access::ALL) }.unwrap();
-    let cq = device.create_cq(&CqConfig { depth: 64 }).unwrap();
     let srq = pd.create_srq(&SrqConfig { max_wr: 16, max_sge: 1 }).unwrap();
-    let qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
     let ud = pd.create_ud(&QpConfig::default(), &cq, &cq, None).unwrap();
-    End { region, in_place, cq, qp, others: (ud, srq, pd, device) }
+    EndWithMemory { region, in_place, cq, qp, others: (ud, srq, pd, device) }
 }
 
 /// A message in each direction, which also deferred requests precede: those have a thread.
-fn exchange(from: &mut End, to: &mut End) {
+fn exchange(from: &mut EndWithMemory, to: &mut EndWithMemory) {
     from.qp.post(&SendWr::new(1, SendOp::Send, Data::Inline(b"ping")).signaled()).unwrap();
     to.qp.post_recv(&RecvWr { wr_id: 2, sges: &[to.region.sge(4096..4200).unwrap()] }).unwrap();
     let mut ended = Vec::new();
-    until("the message does not arrive", || {
+    eventually("the message does not arrive", || {
         for cq in [&mut from.cq, &mut to.cq] {
             cq.poll(16, |completion| ended.push((completion.wr_id, completion.status))).unwrap();
         }
@@ -387,12 +312,16 @@ fn exchange(from: &mut End, to: &mut End) {
     assert_eq!(&bytes, b"ping");
 }
 
-fn drop_everything_in_a_forked_child() {
+/// In a process of its own, which has no other tests: it may fork.
+#[test]
+fn drops_in_a_forked_child_leave_the_objects_of_its_parent_alone() {
+    if child::run_alone(drops_in_a_forked_child_leave_the_objects_of_its_parent_alone) {
+        return;
+    }
     let mut memory = [vec![1u8; 4096], vec![2u8; 4096]];
     let [here, there] = &mut memory;
     let (mut here, mut there) = (end(here), end(there));
-    here.qp.connect(&there.qp.address(), &ConnectConfig::default()).unwrap();
-    there.qp.connect(&here.qp.address(), &ConnectConfig::default()).unwrap();
+    connect(&mut here.qp, &mut there.qp);
     exchange(&mut here, &mut there);
     exchange(&mut there, &mut here);
     let config = crate::delegation::Config::default();
@@ -436,7 +365,7 @@ fn drop_everything_in_a_forked_child() {
     client.call(&1, ()).unwrap();
     caller.call(&2, ()).unwrap();
     let mut served = 0;
-    until("a call is not served", || {
+    eventually("a call is not served", || {
         server.poll();
         lanes.poll();
         if let Some(request) = server.recv() {
@@ -454,16 +383,14 @@ fn drop_everything_in_a_forked_child() {
 }
 
 #[test]
-fn drops_in_a_forked_child_leave_the_objects_of_its_parent_alone() {
-    in_a_process("drops");
-}
-
-fn close_while_a_forked_child_holds_the_descriptors() {
+fn peers_notice_that_a_device_is_closed_while_a_forked_child_holds_its_descriptors() {
+    if child::run_alone(peers_notice_that_a_device_is_closed_while_a_forked_child_holds_its_descriptors) {
+        return;
+    }
     let (device, ending) = (open(), open());
     let (mut to, mut other, mut from) = (rc(&device), rc(&ending), rc(&ending));
     // One link in each direction, and nothing else to notice the end by.
-    to.connect(&other.address(), &ConnectConfig::default()).unwrap();
-    other.connect(&to.address(), &ConnectConfig::default()).unwrap();
+    connect(&mut to, &mut other);
     from.connect(&rc(&device).address(), &ConnectConfig::default()).unwrap();
     let gid = ending.address().gid;
     // SAFETY: a plain system call.
@@ -471,16 +398,11 @@ fn close_while_a_forked_child_holds_the_descriptors() {
         libc::pause();
     });
     drop((other, from, ending));
-    until("the end was not noticed", || {
+    eventually("the end was not noticed", || {
         let is_connected = super::invalid_input_tests::shared(&device).peers.is_connected(&gid);
         to.state() == QpState::Error && !is_connected
     });
     // SAFETY: a child of ours, which was not waited for.
     unsafe { libc::kill(holder, libc::SIGKILL) };
     wait_for(holder);
-}
-
-#[test]
-fn peers_notice_that_a_device_is_closed_while_a_forked_child_holds_its_descriptors() {
-    in_a_process("holds");
 }

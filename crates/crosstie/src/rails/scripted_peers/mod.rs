@@ -49,15 +49,8 @@ fn rails() -> Rails {
 }
 
 /// Waits until `step` returns something.
-fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
-    let started = Instant::now();
-    loop {
-        if let Some(result) = step() {
-            return result;
-        }
-        assert!(started.elapsed() < HANG, "nothing happens");
-        thread::sleep(Duration::from_micros(100));
-    }
+fn until<T>(step: impl FnMut() -> Option<T>) -> T {
+    crosstie_testkit::wait::find("frames or completions", step)
 }
 
 /// One end of a connection without the code that drives it.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crosstie::copyrpc::{CallFailed, ConnectionConfig, Failure, NotCalled};
 use crosstie::device::Access;
 use crosstie_protocol::copyrpc::Refusal;
+use crosstie_testkit::wait::until;
 
 use super::test_peer::{LONG, TIMEOUT, TestPeer, Workload, bulk, exercise, finish_open_calls, ring, sides};
 use crate::connect_pair;
@@ -33,22 +34,18 @@ fn panicking_callback_ends_the_connections_but_not_the_context() {
     let (here, there) = connect_pair(&left.context, &right.context, &ring(4096));
     here.call(b"panic", 8, (0, 0)).unwrap();
     here.call(b"lost with it", 8, (0, 1)).unwrap();
-    let begun = Instant::now();
-    loop {
+    until("a callback panics", || {
         right.turn();
         let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             left.context.poll(|_, _| panic!("as asked"));
         }));
-        if polled.is_err() {
-            break;
-        }
-        assert!(begun.elapsed() < TIMEOUT);
-    }
+        polled.is_err()
+    });
     let mut ended = Vec::new();
-    while here.failure().is_none() || ended.is_empty() {
+    until("the connection and its call end", || {
         left.context.poll(|user, answer| ended.push((user, answer.err())));
-        assert!(begun.elapsed() < TIMEOUT);
-    }
+        here.failure().is_some() && !ended.is_empty()
+    });
     assert_eq!(ended, [((0, 1), Some(CallFailed::Connection(Failure::Closed)))]);
     drop((here, there));
     // A new connection of the same contexts works.
@@ -65,25 +62,21 @@ fn panicking_handler_ends_the_connections_but_not_the_context() {
         let (here, there) = connect_pair(&left.context, &right.context, &ring(4096));
         (0..calls).for_each(|number| here.call(b"panic", 8, (0, number)).unwrap());
         left.context.flush();
-        let begun = Instant::now();
-        loop {
+        until("a handler panics", || {
             let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 right.context.serve(&mut (), |(), _| panic!("as asked"), |(), _, _| ());
             }));
-            if served.is_err() {
-                break;
-            }
-            assert!(begun.elapsed() < TIMEOUT);
-        }
+            served.is_err()
+        });
         // The request is answered with an empty payload. The others end with the connection, each once.
         let mut ended = 0;
-        while there.failure().is_none() || ended < calls {
+        until("the connection and its calls end", || {
             ended += left.context.poll(|(_, number), answer| {
                 assert!(answer.map_or(number > 0, |bytes| number == 0 && bytes.is_empty()), "{number}");
             }) as u64;
             right.context.poll(|_, _| ());
-            assert!(begun.elapsed() < TIMEOUT);
-        }
+            there.failure().is_some() && ended >= calls
+        });
         assert_eq!(ended, calls);
         drop((here, there));
         left.connect(&mut right, &ring(4096));
@@ -106,13 +99,12 @@ fn dead_peer_is_detected_while_other_connections_are_busy() {
     right.turn();
     // This side sends nothing more on that connection.
     let doomed = left.connections.pop().unwrap();
-    let begin = Instant::now();
-    while doomed.failure().is_none() {
+    until("the dead peer is detected", || {
         left.call(16);
         left.turn();
         right.turn();
-        assert!(begin.elapsed() < TIMEOUT, "the dead peer was not detected");
-    }
+        doomed.failure().is_some()
+    });
     assert_eq!(left.failed.len(), 4);
     assert!(
         left.failed
@@ -210,13 +202,12 @@ fn refused_calls_return_their_bulk_memory() {
             refused.is_back_pressure() && refused != NotCalled::Refused(Refusal::NoBulkMemory),
             "{refused}"
         );
-        let begin = Instant::now();
-        while here.pending_calls() > 0 {
+        until("all calls are answered", || {
             left.context.poll(|_, answer| assert!(answer.is_ok()));
             right.context.poll(|_, _| ());
             while right.context.recv().is_some() {}
-            assert!(begin.elapsed() < TIMEOUT);
-        }
+            here.pending_calls() == 0
+        });
     }
     drop((here, there));
     left.connect(&mut right, &bulk(1 << 20));
@@ -232,11 +223,10 @@ fn raw_operations_in_flight_are_counted() {
     assert_eq!(left.context.raw_operations_in_flight(), 0);
     left.read(0, board.remote());
     assert_eq!(left.context.raw_operations_in_flight(), 4);
-    let begin = Instant::now();
-    while left.read < 4 {
+    until("the READs complete", || {
         left.turn();
-        assert!(begin.elapsed() < TIMEOUT);
-    }
+        left.read == 4
+    });
     assert_eq!(left.context.raw_operations_in_flight(), 0);
     // Operations that end with their connection are not in flight either.
     left.read(0, board.remote());

@@ -7,6 +7,7 @@ use crosstie::device::{Device, DeviceSpec, Status};
 use crosstie_protocol::copyrpc::wire::{BULK_FLAG, FlowMetadata, Header, RESPONSE_FLAG, encode_imm};
 use crosstie_protocol::copyrpc::{BulkMemory, BulkRequest, MAX_BULK, Violation};
 use crosstie_testkit::rng::{Random, seed};
+use crosstie_testkit::wait::{find, until};
 
 use super::malicious_peer::MaliciousPeer;
 use super::test_peer::{LONG, TIMEOUT, Workload, bulk, exercise, sides};
@@ -41,11 +42,7 @@ fn malicious_descriptors_end_only_their_own_connection() {
     let ask = |request: Option<BulkMemory>, response_buffer| {
         BulkRequest { request, response_buffer }.encode().to_vec()
     };
-    let header = |call_id, credit_blocks, len: usize| Header {
-        call_id,
-        credit_blocks,
-        payload_len: len as u32 | BULK_FLAG,
-    };
+    let header = bulk_header;
     let request = |payload: Vec<u8>| (header(1 << 16, 2, payload.len()), payload);
     let answer = |call: u32, payload: &[u8]| {
         // Blocks that each call has reserved; the second has room for a short response.
@@ -135,11 +132,10 @@ fn malicious_descriptors_end_only_their_own_connection() {
     // A side that announces no bulk memory accepts no bulk request.
     let (mut malicious, connection) = MaliciousPeer::connect(&device, &left.context, &bulk(0));
     send(&mut malicious, header(1 << 16, 2, 32), &ask(Some(good), None));
-    let begin = Instant::now();
-    while connection.failure().is_none() {
+    until("the connection ends", || {
         left.turn();
-        assert!(begin.elapsed() < TIMEOUT);
-    }
+        connection.failure().is_some()
+    });
     assert_eq!(
         connection.failure(),
         Some(Failure::Violation(Violation::BulkTooLong { len: 70_000, limit: 0 }))
@@ -193,14 +189,10 @@ fn nothing_is_parsed_after_the_end_of_a_connection() {
         BulkRequest { request: Some(from), response_buffer: None }.encode()
     };
     let mut at = send_at(&mut malicious, 0, bulk_header(1 << 16, 2, 32), &descriptor(4000));
-    let begin = Instant::now();
-    let kept = loop {
+    let kept = find("a request", || {
         left.context.poll(|user, _| panic!("{user:?}: nothing was answered"));
-        if let Some(request) = left.context.recv() {
-            break request;
-        }
-        assert!(begin.elapsed() < TIMEOUT, "no request");
-    };
+        left.context.recv()
+    });
     // More batches than one poll receives: the first ends the connection, the last is another bulk request.
     let header = bulk_header((1 << 16) | RESPONSE_FLAG, 3, 4);
     at = send_at(&mut malicious, at, header, &(LONG as u32 + 1).to_le_bytes());

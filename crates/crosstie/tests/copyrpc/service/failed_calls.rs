@@ -149,8 +149,7 @@ fn response_without_memory_is_counted_as_undelivered() {
     // The client has bulk memory for two responses, the server for one at a time.
     let client = driver.create_client(&ConnectionConfig { bulk: 1 << 20, ..config }).unwrap();
     let connection = server.create_connection(&config).unwrap();
-    client.connect(&connection.address(), &ConnectConfig::default()).unwrap();
-    connection.connect(&client.address(), &ConnectConfig::default()).unwrap();
+    connect_both(&client, &connection);
     let mut service = Service::<(), ()>::new(()).on::<Long>(|(), number| [number as u8; 70_000]);
     let calls: Vec<_> = (0..2).map(|number| client.call::<Long>(number)).collect();
     driver.step();

@@ -153,10 +153,15 @@ impl Pair {
 fn connect(driver: &Driver, server: &Context<()>, config: &ConnectionConfig) -> (Client, Connection<()>) {
     let (client, connection) =
         (driver.create_client(config).unwrap(), server.create_connection(config).unwrap());
+    connect_both(&client, &connection);
+    (client, connection)
+}
+
+/// The death of a peer is detected within milliseconds.
+fn connect_both<U>(client: &Client, connection: &Connection<U>) {
     let hasty = ConnectConfig { timeout: 8, retry_count: 1, ..ConnectConfig::default() };
     client.connect(&connection.address(), &hasty).unwrap();
     connection.connect(&client.address(), &hasty).unwrap();
-    (client, connection)
 }
 
 fn peek<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {

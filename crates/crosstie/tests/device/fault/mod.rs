@@ -11,8 +11,9 @@ use crosstie::device::{
     Access, Completion, ConnectConfig, Cq, CqConfig, Data, Device, DeviceError, DeviceSpec, Event, Mr,
     Opcode, Pd, PostError, QpConfig, QpState, RcQp, RecvWr, SendOp, SendWr, Status, UdQp,
 };
+use crosstie_testkit::wait::{TIMEOUT, until};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+use super::ends::{End, connect, next_completion, small_device};
 
 /// A wrapped device with one connection to a plain one.
 struct Pair {
@@ -34,11 +35,8 @@ struct Peer {
 
 impl Pair {
     fn new(plan: Plan) -> Pair {
-        let device = Device::open(&DeviceSpec::Software).unwrap().with_faults(plan);
+        let End { mut qp, cq, pd, device } = End::on(small_device().with_faults(plan), &QpConfig::default());
         let control = device.faults().unwrap();
-        let pd = device.alloc_pd().unwrap();
-        let cq = device.create_cq(&CqConfig::default()).unwrap();
-        let mut qp = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
         let peer = Peer::of(&mut qp);
         Pair { device, control, pd, cq, qp, peer }
     }
@@ -55,12 +53,8 @@ impl Pair {
 
 impl Peer {
     fn of(qp: &mut RcQp) -> Peer {
-        let device = Device::open(&DeviceSpec::Software).unwrap();
-        let pd = device.alloc_pd().unwrap();
-        let cq = device.create_cq(&CqConfig::default()).unwrap();
-        let mut own = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
-        own.connect(&qp.address(), &ConnectConfig::default()).unwrap();
-        qp.connect(&own.address(), &ConnectConfig::default()).unwrap();
+        let End { qp: mut own, cq, pd, device } = End::new(&QpConfig::default());
+        connect(&mut own, qp);
         let memory = pd.allocate(4096, Access::ALL).unwrap();
         Peer { device, cq, qp: own, memory }
     }
@@ -83,13 +77,7 @@ fn word(memory: &Mr, offset: usize) -> u64 {
 }
 
 fn take_completions(cq: &mut Cq, count: usize) -> Vec<Completion> {
-    let mut taken = vec![];
-    let deadline = Instant::now() + TIMEOUT;
-    while taken.len() < count {
-        cq.poll(count - taken.len(), |c| taken.push(*c)).unwrap();
-        assert!(Instant::now() < deadline, "{} of {count} completions: {taken:?}", taken.len());
-    }
-    taken
+    (0..count).map(|_| next_completion(cq)).collect()
 }
 
 /// Asserts that this many polls return no completion.
@@ -387,13 +375,10 @@ fn an_outage_ends_while_nobody_uses_the_device() {
 fn wait_survives_an_outage() {
     let mut pair = Pair::new(Plan::none().port_down(0, 5_000));
     pair.write(1, true).unwrap();
-    let deadline = Instant::now() + TIMEOUT;
-    let mut done = 0;
-    while done == 0 {
-        assert!(Instant::now() < deadline, "asleep for ever");
+    until("the request completes", || {
         pair.cq.wait(TIMEOUT).unwrap();
-        done = pair.cq.poll(1, |c| assert_eq!(c.status, Success)).unwrap();
-    }
+        pair.cq.poll(1, |c| assert_eq!(c.status, Success)).unwrap() > 0
+    });
     // With nothing to wait for, a wait lasts as long as it says.
     while pair.cq.wait(Duration::from_millis(5)).unwrap() {}
 }
@@ -407,8 +392,7 @@ fn killed_peer_breaks_its_connections() {
     let mut idle = pair.pd.create_rc(&QpConfig::default(), &pair.cq, &pair.cq, None).unwrap();
     let pd = pair.peer.device.alloc_pd().unwrap();
     let mut far = pd.create_rc(&QpConfig::default(), &pair.peer.cq, &pair.peer.cq, None).unwrap();
-    far.connect(&idle.address(), &ConnectConfig::default()).unwrap();
-    idle.connect(&far.address(), &ConnectConfig::default()).unwrap();
+    connect(&mut far, &mut idle);
     // They wait, because the peer has posted no receive.
     for i in 1..=2 {
         pair.qp.post(&SendWr::new(i, SendOp::Send, Data::Inline(&[])).signaled()).unwrap();

@@ -21,8 +21,7 @@ fn ping_pong(plan: Plan, rounds: u32) -> (PingPongResult, Control) {
     let memory = pd.allocate(64, Access::ALL).unwrap();
     let mut cqs = [(); 2].map(|()| device.create_cq(&CqConfig::default()).unwrap());
     let [mut a, mut b] = [0, 1].map(|i| pd.create_rc(&QpConfig::default(), &cqs[i], &cqs[i], None).unwrap());
-    a.connect(&b.address(), &ConnectConfig::default()).unwrap();
-    b.connect(&a.address(), &ConnectConfig::default()).unwrap();
+    connect(&mut a, &mut b);
     let mut qps = [a, b];
 
     let mut outcome = PingPongResult::default();

@@ -96,7 +96,7 @@ fn responses_of_an_ended_server_still_arrive() {
 
 #[test]
 fn client_reconnects_to_a_new_server() {
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let config = Config { queue_depth: 4, ..Config::default() };
     let mut client: Option<Client<u64, u64, u64>> = None;
     for generation in 0..20 {
@@ -161,7 +161,7 @@ fn ticket_is_valid_for_its_own_call_only() {
 
 #[test]
 fn slots_of_disconnected_clients_are_reused() {
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let config = Config { max_clients: 3, queue_depth: 2, ..Config::default() };
     let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
     let mut stale = Vec::new();
@@ -198,7 +198,7 @@ fn slots_of_disconnected_clients_are_reused() {
 
 #[test]
 fn flooding_client_does_not_starve_others() {
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let config = Config { queue_depth: 16, ..Config::default() };
     let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
     let mut flood = Client::<u64, u64, u64>::connect(&name).unwrap();

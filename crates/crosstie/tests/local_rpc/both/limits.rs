@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn configurations_outside_of_limits_are_rejected() {
-    let (good, name) = (Config::default(), fresh_name());
+    let (good, name) = (Config::default(), fresh_name("local-test"));
     for (what, config) in [
         ("max_clients", Config { max_clients: 0, ..good.clone() }),
         ("max_clients", Config { max_clients: MAX_CLIENTS + 1, ..good.clone() }),
@@ -34,7 +34,7 @@ fn name_is_validated_and_belongs_to_one_server() {
         let connected = Client::<u64, u64>::connect(bad);
         assert!(matches!(&connected, Err(ConnectError::BadName { name }) if name == bad), "{bad:?}");
     }
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let nobody = Client::<u64, u64>::connect(&name).unwrap_err();
     assert!(matches!(&nobody, ConnectError::NoServer { name: n } if *n == name), "{nobody}");
     let server = Server::<u64, u64>::create(&name, &Config::default()).unwrap();
@@ -52,7 +52,7 @@ fn name_is_validated_and_belongs_to_one_server() {
 
 #[test]
 fn mismatched_message_types_are_refused() {
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let server = Server::<u64, [u8]>::create(&name, &Config::default()).unwrap();
     let error = Client::<u32, [u8]>::connect(&name).unwrap_err();
     let expected = |what: &str, theirs, ours| match &error {
@@ -91,7 +91,7 @@ fn mismatched_message_types_are_refused() {
 
 #[test]
 fn server_accepts_up_to_max_clients() {
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let config = Config { max_clients: 2, ..Config::default() };
     let mut server = Server::<u64, u64>::create(&name, &config).unwrap();
     let mut clients: Vec<Client<u64, u64, u64>> = (0..2).map(|_| Client::connect(&name).unwrap()).collect();
@@ -138,7 +138,7 @@ fn client_can_reconnect_to_a_full_server() {
 
 #[test]
 fn messages_above_the_limit_are_handed_back() {
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let config = Config { request_limit: 100, response_limit: 60, ..Config::default() };
     let mut server = Server::<[u8], [u8]>::create(&name, &config).unwrap();
     let mut client = Client::<[u8], [u8], &str>::connect(&name).unwrap();
@@ -196,7 +196,7 @@ fn full_client_can_call_again_after_polling() {
 
 #[test]
 fn empty_and_long_messages_arrive_unchanged() {
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let mut server = Server::<(), ()>::create(&name, &Config::default()).unwrap();
     let mut client = Client::<(), (), u8>::connect(&name).unwrap();
     client.call(&(), 3).unwrap();
@@ -204,7 +204,7 @@ fn empty_and_long_messages_arrive_unchanged() {
     server.recv().unwrap().reply(&()).unwrap();
     assert_eq!(client.poll(|token, ()| assert_eq!(token, 3)), Ok(1));
 
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let limit = MAX_MESSAGE;
     let config = Config {
         request_limit: limit,
@@ -268,7 +268,7 @@ fn invalid_enum_tag_ends_the_connection() {
     enum Verb {
         Get = 1,
     }
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let mut server = Server::<Verb, Verb>::create(&name, &Config::default()).unwrap();
     let mut good = Client::<Verb, Verb>::connect(&name).unwrap();
     let mut bad = Client::<u8, Verb>::connect(&name).unwrap();
@@ -282,7 +282,7 @@ fn invalid_enum_tag_ends_the_connection() {
     until("the other client is disconnected", || bad.poll(|(), _| panic!("no response")).is_err());
     assert_eq!(server.counters().violations, 1);
     // The other direction: an invalid response.
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let mut server = Server::<u8, u8>::create(&name, &Config::default()).unwrap();
     let mut client = Client::<u8, Verb, u8>::connect(&name).unwrap();
     client.call(&1, 1).unwrap();

@@ -4,34 +4,20 @@
 mod lifetime;
 mod limits;
 mod oracle;
-mod stress;
+pub(crate) mod stress;
 mod wait_strategies;
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+
+use crosstie_testkit::fresh_name;
+use crosstie_testkit::wait::{TIMEOUT, until};
 
 use super::service::{self, *};
 
-/// A test that waits longer than this has failed.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
-fn fresh_name() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("local-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
-}
-
-#[track_caller]
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
-        std::thread::sleep(Duration::from_micros(50));
-    }
-}
-
 /// A server and its client, with `u64` as message type.
 fn pair(config: &Config) -> (Server<u64, u64>, Client<u64, u64, u64>) {
-    let name = fresh_name();
+    let name = fresh_name("local-test");
     let server = Server::create(&name, config).unwrap();
     (server, Client::connect(&name).unwrap())
 }

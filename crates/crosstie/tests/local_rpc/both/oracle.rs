@@ -2,14 +2,14 @@
 //! request and the response of every call.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use crosstie::Message;
+use crosstie_testkit::wait::find;
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::service::*;
-use super::{TIMEOUT, fresh_name, until};
+use super::{fresh_name, until};
 
 /// Number of polls within which a client finds a response in any slot.
 const POLLS_TO_FIND: usize = 66;
@@ -127,7 +127,7 @@ fn content(id: u64, len: usize) -> Vec<u8> {
 
 impl<Req: Content, Resp: Content> Model<Req, Resp> {
     fn new(depth: usize) -> Model<Req, Resp> {
-        let name = fresh_name();
+        let name = fresh_name("local-test");
         // Limits for byte strings, and room for disconnected clients that the server has not removed yet.
         let config = Config {
             queue_depth: depth,
@@ -267,9 +267,7 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
         self.newcomer = Some(client);
         self.call(client, FIRST_REQUEST_LEN);
         let first = self.next;
-        let start = Instant::now();
-        while self.newcomer.is_some() {
-            assert!(start.elapsed() < TIMEOUT, "the first request of a client did not arrive");
+        until("the first request of a client arrives", || {
             self.server.poll();
             for _ in 0..self.depth * CLIENTS {
                 self.receive(|model, ticket, token| match token == first {
@@ -277,7 +275,8 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
                     false => model.deferred.push(Deferred { ticket, token }),
                 });
             }
-        }
+            self.newcomer.is_none()
+        });
         assert_eq!(self.poll(client), 1, "the response to the only call is found at once");
     }
 
@@ -335,9 +334,7 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
 
     /// Receives all requests and replies to them. No call may be left.
     fn finish(&mut self) {
-        let start = Instant::now();
-        while self.clients.iter().flatten().any(|client_state| !client_state.calls.is_empty()) {
-            assert!(start.elapsed() < TIMEOUT, "calls are still in flight");
+        until("all calls end", || {
             self.server.poll();
             for _ in 0..self.depth * CLIENTS {
                 self.receive(|model, ticket, token| model.reply(ticket, token, 9));
@@ -346,7 +343,8 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
                 self.reply(ticket, token, 17);
             }
             self.deliver_all();
-        }
+            self.clients.iter().flatten().all(|client_state| client_state.calls.is_empty())
+        });
     }
 
     /// Drops the server: its responses must arrive, and then an error.
@@ -355,9 +353,7 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
         for client_state in self.clients.iter_mut().flatten() {
             let replied = client_state.calls.iter().filter(|call| call.response.is_some()).count();
             let mut received = 0;
-            let start = Instant::now();
-            let end = loop {
-                assert!(start.elapsed() < TIMEOUT, "the end of the server was not noticed");
+            let end = find("the end of the server", || {
                 let polled = client_state.client.poll(|token, response| {
                     let call =
                         client_state.calls.iter().position(|call| call.token == token).expect("ended twice");
@@ -365,12 +361,8 @@ impl<Req: Content, Resp: Content> Model<Req, Resp> {
                     assert_eq!(call.response.as_deref(), Some(Resp::bytes(response)));
                     received += 1;
                 });
-                match polled {
-                    Ok(0) => std::thread::sleep(Duration::from_micros(20)),
-                    Ok(_) => {}
-                    Err(end) => break end,
-                }
-            };
+                polled.err()
+            });
             assert_eq!((end, received), (Disconnected::ServerGone, replied));
             let (mut back, mut expected) = (Vec::new(), Vec::new());
             client_state.client.disconnect(|token| back.push(token));

@@ -47,14 +47,19 @@ fn call_until(name: &str, salt: u64, strategy: WaitStrategy, stop: &AtomicBool) 
 
 #[test]
 fn threads_get_their_own_responses() {
+    check_responses_of_threads(&Config::default());
+}
+
+/// With several queue depths and wait strategies in place of those of the configuration.
+pub(crate) fn check_responses_of_threads(config: &Config) {
     for (strategy, depth) in [
         (WaitStrategy::Spin, 1),
         (WaitStrategy::Adaptive, 8),
         (WaitStrategy::Park, 3),
         (WaitStrategy::Adaptive, 1),
     ] {
-        let name = fresh_name();
-        let config = Config { queue_depth: depth, wait_strategy: strategy, ..Config::default() };
+        let name = fresh_name("local-test");
+        let config = Config { queue_depth: depth, wait_strategy: strategy, ..config.clone() };
         let mut server = Server::<[u64; 4], [u64; 4]>::create(&name, &config).unwrap();
         let stop = AtomicBool::new(false);
         let end = Instant::now() + duration() / 2;

@@ -65,7 +65,7 @@ fn wait_ends_at_its_timeout() {
 fn end_of_the_server_wakes_all_strategy_clients() {
     for strategy in ALL {
         let (server, waiter) = pair(&Config { wait_strategy: strategy, ..Config::default() });
-        let name = fresh_name();
+        let name = fresh_name("local-test");
         let other = Server::<u64, u64>::create(&name, &Config::default()).unwrap();
         let exchanger = Client::<u64, u64, u64>::connect(&name).unwrap();
         let (mut waiter, mut exchanger) =

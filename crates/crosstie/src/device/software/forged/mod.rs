@@ -21,14 +21,14 @@ mod identity;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
 
+use crosstie_testkit::child::{self, Child};
+use crosstie_testkit::wait::until;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use self::fields::{STRUCTURES, Word, fields};
 use super::cq_ring::{CqRing, NewCqe};
+use super::ends::{connect, small_device};
 use super::invalid_input_tests::shared_arc;
 use super::lane::{LANE_ENTRIES_AT, NewEntry};
 use super::layout::{CQES_AT, CqHeader, Cqe, HEAP_AT, IN_PLACE, LINES_PER_PEER, PeerLine, QpNum};
@@ -38,9 +38,6 @@ use crate::memory::segment::{Segment, SharedRef, SharedSlice};
 use crate::region::OwnedRegion;
 use crate::ring::reservation;
 
-const ROLE: &str = "CROSSTIE_FORGING_PEER";
-/// A test that waits longer than this has failed.
-const TIMEOUT: Duration = Duration::from_secs(60);
 const POISON: u8 = 0xC7;
 /// Bytes of a receive.
 const RECEIVE: usize = 64;
@@ -51,10 +48,6 @@ const KEY: u32 = 7;
 /// Errors come soon.
 fn impatient() -> ConnectConfig {
     ConnectConfig { rnr_retry: 0, timeout: 1, retry_count: 0, ..ConnectConfig::default() }
-}
-
-fn small_device() -> Device {
-    Device::open_software(&software::Config { space: 64 << 20 }).unwrap()
 }
 
 /// Stores `value` and returns what was there.
@@ -176,9 +169,7 @@ impl Ends {
 }
 
 fn decode<T: FromBytes>(text: &str) -> T {
-    let bytes: Vec<u8> =
-        (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect();
-    T::read_from_bytes(&bytes).unwrap()
+    T::read_from_bytes(&child::from_hex(text)).unwrap()
 }
 
 /// A completion as the attacker writes it; any bits.
@@ -284,13 +275,13 @@ fn forge_completion(link: &Link, cq_at: u64, forged: &ForgedCompletion) -> bool 
 }
 
 fn encode(value: &(impl IntoBytes + Immutable)) -> String {
-    value.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    child::to_hex(value.as_bytes())
 }
 
 /// Runs as the attacker when the tests of this module start it in a child process; does nothing in an ordinary run.
 #[test]
 fn attacker_process() {
-    if std::env::var_os(ROLE).is_none() {
+    if !child::is_child() {
         return;
     }
     let device = small_device();
@@ -300,11 +291,9 @@ fn attacker_process() {
     let mut open_hellos = Vec::new();
     let mut outstanding = HashSet::new();
     let mut victim: Option<(DeviceAddress, RemoteMemory)> = None;
-    let say = |text: &str| {
-        std::io::stderr().write_all(format!(">{text}\n").as_bytes()).unwrap();
-    };
-    for line in std::io::stdin().lock().lines() {
-        let line = line.unwrap();
+    let say = |text: &str| child::write(text.as_bytes());
+    loop {
+        let line = String::from_utf8(child::read()).unwrap();
         let order: Vec<&str> = line.split(' ').collect();
         match order[..] {
             ["connect", own, shared, datagram, target] => {
@@ -403,42 +392,19 @@ fn poll_some(cq: &mut Cq, each: &mut dyn FnMut(&Completion)) {
     }
 }
 
-struct Attacker {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<std::process::ChildStderr>,
-}
+struct Attacker(Child);
 
 impl Attacker {
     fn start() -> Attacker {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "device::software::forged::attacker_process", "--nocapture"])
-            .env(ROLE, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stderr.take().unwrap());
-        Attacker { child, input, output }
+        Attacker(Child::start(attacker_process, "attacks"))
     }
 
     fn order(&mut self, order: &str) {
-        writeln!(self.input, "{order}").unwrap();
+        self.0.write(order.as_bytes());
     }
 
     fn answer(&mut self) -> String {
-        let mut line = String::new();
-        let mut before = String::new();
-        loop {
-            line.clear();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the attacker ended: {before}");
-            match line.strip_prefix('>') {
-                Some(answer) => return answer.trim().to_string(),
-                None => before.push_str(&line),
-            }
-        }
+        self.0.read_text()
     }
 
     fn ask(&mut self, order: &str) -> String {
@@ -449,14 +415,6 @@ impl Attacker {
     fn store(&mut self, word: &Word, value: u64) -> u64 {
         let segment = if word.in_lines { "lines" } else { "main" };
         self.ask(&format!("store {segment} {} {} {value}", word.offset, word.bytes)).parse().unwrap()
-    }
-}
-
-impl Drop for Attacker {
-    fn drop(&mut self) {
-        // It may have ended already.
-        self.child.kill().ok();
-        self.child.wait().ok();
     }
 }
 
@@ -583,8 +541,7 @@ impl Honest {
         let victim_cq = victim.create_cq(&CqConfig { depth: 16 }).unwrap();
         let mut own = pd.create_rc(&QpConfig::default(), &cq, &cq, None).unwrap();
         let mut victim_own = victim_pd.create_rc(&QpConfig::default(), &victim_cq, &victim_cq, None).unwrap();
-        own.connect(&victim_own.address(), &ConnectConfig::default()).unwrap();
-        victim_own.connect(&own.address(), &ConnectConfig::default()).unwrap();
+        connect(&mut own, &mut victim_own);
         Honest { device, guard, cq, own, victim_cq, victim_own, next: 0 }
     }
 
@@ -598,13 +555,8 @@ impl Honest {
             .unwrap();
         self.own.post(&SendWr::new(self.next, SendOp::Send, Data::Inline(&text)).signaled()).unwrap();
         for cq in [&mut self.victim_cq, &mut self.cq] {
-            let (begun, mut got) = (Instant::now(), None);
-            while got.is_none() {
-                cq.poll(1, |completion| got = Some(*completion)).unwrap();
-                assert!(begun.elapsed() < TIMEOUT, "{what}: an honest peer hangs");
-                std::thread::yield_now();
-            }
-            let got = got.unwrap();
+            let mut got = Completion::default();
+            until(format_args!("{what}: an honest peer goes on"), || cq.next(&mut got).unwrap());
             assert_eq!((got.wr_id, got.status), (self.next, Status::Success), "{what}: an honest peer");
         }
         let mut arrived = [0; 8];
