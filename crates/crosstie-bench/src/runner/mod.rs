@@ -112,8 +112,10 @@ pub(crate) struct Counts {
 
 impl Counts {
     pub(crate) fn new(counters: impl IntoIterator<Item = (&'static str, u64)>, errors: u64) -> Counts {
-        let counters = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-        Counts { counters, errors, ..Counts::default() }
+        let mut counts = Counts { errors, ..Counts::default() };
+        // Not `collect`, which sorts: each caller would get a sort function of its own.
+        counts.counters.extend(counters.into_iter().map(|(name, count)| (name.to_owned(), count)));
+        counts
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
