@@ -199,7 +199,7 @@ pub fn run(arguments: &Arguments, interrupt: &AtomicBool) -> Result<(), Error> {
     report::write_demo(&measured, &store, &page)?;
     output::print(&format!("\nreport: {}\nfigures: {}\n", page.display(), data.display()))?;
     match failures.as_slice() {
-        [] if interrupt.load(Relaxed) => Err(kv::Error::Interrupted.into()),
+        [] if interrupt.load(Relaxed) => Err(Error::Interrupted),
         [] => Ok(()),
         failed => Err(Error::Parts(failed.join("; "))),
     }

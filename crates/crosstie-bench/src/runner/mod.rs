@@ -196,7 +196,7 @@ fn run_rank<'a>(benchmark: &'a dyn Benchmark, mut rank: Rank<'a>) -> Result<Opti
             // The first slice was the warm-up. All ranks forget it before any of them begins the next one.
             slices.iter_mut().for_each(Vec::clear);
             contenders.iter_mut().for_each(|contender| contender.exchange.reset());
-            collective.barrier(Ok(()))?;
+            collective.agree(Ok(()))?;
         }
         for (Contender { role, exchange }, slices) in contenders.iter_mut().zip(&mut slices) {
             let is_limit = !matches!(role, Role::Main | Role::Beside);
@@ -211,7 +211,7 @@ fn run_rank<'a>(benchmark: &'a dyn Benchmark, mut rank: Rank<'a>) -> Result<Opti
 
     let own: Vec<Counts> = contenders.iter().map(|contender| contender.exchange.counts()).collect();
     let mut counts: Vec<Counts> = contenders.iter().map(|_| Counts::default()).collect();
-    for of_rank in collective.gather_values(&own)? {
+    for of_rank in collective.gather_values(Ok(own))? {
         counts.iter_mut().zip(of_rank).for_each(|(sum, counts)| sum.add(counts));
     }
     if !collective.is_leader() {
