@@ -13,6 +13,7 @@
 //! Exit status: 0 success, 1 the work failed, 2 the command line is wrong. `vm` exits with the status of the command in the
 //! guest, or with 97 when a guest ended without one.
 
+mod build;
 mod error;
 mod figures;
 mod fuzz;

@@ -21,6 +21,19 @@ pub(crate) enum Outcome {
     TimedOut,
 }
 
+impl Outcome {
+    /// What went wrong, if anything.
+    pub(crate) fn problem(&self, timeout: Duration) -> Option<String> {
+        match self {
+            Outcome::Exited { success: true } => None,
+            Outcome::Exited { success: false } => Some("it failed; its output is above".into()),
+            Outcome::TimedOut => {
+                Some(format!("it did not end within {} s and was killed", timeout.as_secs()))
+            }
+        }
+    }
+}
+
 /// Runs a program to its end and returns its standard output.
 pub(crate) fn run_for_output(command: &mut Command) -> Result<String, Error> {
     let done = command.stdin(Stdio::null()).output().map_err(|source| start_error(command, source))?;

@@ -16,20 +16,22 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use clap::Args;
 use crosstie_testkit::{callgrind, child};
 
+use crate::build;
 use crate::error::Error;
 use crate::packages::Packages;
-use crate::process::{run_for_output, start_error};
-use crate::test;
-use crate::workspace;
+use crate::process::start_error;
 
 /// Most stores that are on their way to the cache at a time: those that the store buffer of a processor has room for.
 const STORES: usize = 56;
 /// So many instructions later a store has reached the cache, unless it or one before it has to wait.
 const RECENT: u64 = 64;
+/// How long building may take.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// Which test measures the work.
 #[derive(Args, Debug)]
@@ -43,7 +45,7 @@ pub(crate) struct Options {
 /// `cargo xtask split-loads`.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     ["valgrind"].into_iter().collect::<Packages>().install()?;
-    let loads = find(&build()?, options)?;
+    let loads = find(&build_budget()?, options)?;
     for (at, count) in &loads {
         println!(
             "{count:>8} at crosstie_measured {} {:#x}",
@@ -56,12 +58,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
 }
 
 /// Builds the program that has the budgets, optimized, and returns its path.
-fn build() -> Result<PathBuf, Error> {
-    let mut cargo = Command::new(workspace::cargo());
-    cargo.args(["test", "--release", "-p", "crosstie", "--test", "budget", "--no-run"]);
-    cargo.arg("--message-format=json-render-diagnostics").current_dir(workspace::root());
-    let messages = run_for_output(&mut cargo)?;
-    let program = messages.lines().find_map(|line| test::executable(line, "test", Some("budget")));
+fn build_budget() -> Result<PathBuf, Error> {
+    let words = ["test", "--release", "-p", "crosstie", "--test", "budget", "--no-run"];
+    let built = build::build(&words, BUILD_TIMEOUT)?;
+    let program = built.into_iter().find(|artifact| artifact.is("test")).and_then(|test| test.executable);
     program.ok_or_else(|| Error::UnexpectedOutput { command: "cargo test".into(), what: "no program".into() })
 }
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::thread::{Scope, ScopedJoinHandle};
 
+use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::error::Error;
@@ -47,15 +48,18 @@ pub(crate) fn assign(ranks: usize) -> Result<Option<Vec<usize>>, Error> {
 }
 
 /// The hyperthreads of the same core, as the kernel lists them.
-fn siblings(cpu: usize) -> Option<String> {
+pub(crate) fn siblings(cpu: usize) -> Option<String> {
     fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
 }
 
 /// Pins the calling thread to one core.
 pub(crate) fn pin_thread(cpu: usize) -> Result<(), Error> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(Error::os("pinning a thread to its core")(Errno::INVAL));
+    }
     let mut set = CpuSet::new();
     set.set(cpu);
-    sched_setaffinity(None, &set).map_err(Error::os("sched_setaffinity"))
+    sched_setaffinity(None, &set).map_err(Error::os("pinning a thread to its core"))
 }
 
 /// Runs `work` on a new thread, so that its pinning ends with it. Drops `work` if there can be no such thread.

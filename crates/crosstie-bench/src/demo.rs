@@ -199,7 +199,7 @@ pub fn run(arguments: &Arguments, interrupt: &AtomicBool) -> Result<(), Error> {
     report::write_demo(&measured, &store, &page)?;
     output::print(&format!("\nreport: {}\nfigures: {}\n", page.display(), data.display()))?;
     match failures.as_slice() {
-        [] if interrupt.load(Relaxed) => Err(kv::Error::Interrupted.into()),
+        [] if interrupt.load(Relaxed) => Err(Error::Interrupted),
         [] => Ok(()),
         failed => Err(Error::Parts(failed.join("; "))),
     }
@@ -264,26 +264,25 @@ fn introduction() -> String {
     )
 }
 
+/// The heads of [`rows`].
+pub(crate) const HEADS: [&str; 5] = ["part", "what was measured", "median", "rate", "compared with"];
+
+/// The table, a row for each line.
+pub(crate) fn rows(measured: &[Measured]) -> Vec<[String; 5]> {
+    let lines = measured.iter().flat_map(|part| part.lines.iter().map(move |line| (part, line)));
+    let row = |(part, line): (&Measured, &Line)| {
+        let what = match line.detail.as_str() {
+            "" => part.what.to_owned(),
+            detail => format!("{}, {detail}", part.what),
+        };
+        [part.name.to_owned(), what, time(line.median_ns), line.rate.clone(), line.compared.clone()]
+    };
+    lines.map(row).collect()
+}
+
 /// The table for a terminal.
 fn text(measured: &[Measured]) -> String {
-    let heads = ["part", "what was measured", "median", "rate", "compared with"].map(str::to_owned);
-    let mut rows = vec![heads.to_vec()];
-    for part in measured {
-        for line in &part.lines {
-            let what = if line.detail.is_empty() {
-                part.what.to_owned()
-            } else {
-                format!("{}, {}", part.what, line.detail)
-            };
-            rows.push(vec![
-                part.name.to_owned(),
-                what,
-                time(line.median_ns),
-                line.rate.clone(),
-                line.compared.clone(),
-            ]);
-        }
-    }
+    let rows = [vec![HEADS.map(str::to_owned)], rows(measured)].concat();
     format!("{}\n{EXPLANATION}\n", table::left(&rows))
 }
 

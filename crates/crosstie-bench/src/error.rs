@@ -4,8 +4,12 @@ use std::path::PathBuf;
 
 use crosstie::bootstrap;
 use crosstie::device::{CqError, DeviceError, OutOfRegion, PostError, Status};
+use crosstie_kv::Backend;
+use crosstie_kv::client::{self, AttachError};
+use crosstie_kv::node::{PeersMissing, StartError};
 
-use crate::{figures, kv};
+use crate::workload::PlanError;
+use crate::{figures, history};
 
 /// Why a benchmark failed. Its text is one line.
 #[derive(Debug, thiserror::Error)]
@@ -51,9 +55,17 @@ pub enum Error {
     /// The other side failed. The text is its error.
     #[error("the other side failed: {0}")]
     Peer(String),
-    /// The other side sent something that is not in the protocol.
+    /// Another rank failed.
+    #[error("rank {rank}: {what}")]
+    Rank {
+        /// Which one.
+        rank: u32,
+        /// Its error.
+        what: String,
+    },
+    /// Another rank sent something that is not in the protocol.
     #[error(
-        "the other side sent an invalid message: run the same command and the same build of crosstie on both sides"
+        "another rank sent an invalid message: run the same command and the same build of crosstie on all ranks"
     )]
     Protocol,
     /// A system call failed.
@@ -94,21 +106,70 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
-    /// The benchmark of the store failed, or ended early.
+    /// A node did not start.
     #[error(transparent)]
-    Kv(kv::Error),
+    Start(#[from] StartError),
+    /// The nodes did not connect to each other.
+    #[error(transparent)]
+    Peers(#[from] PeersMissing),
+    /// A client could not attach to its node.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// The store could not be filled.
+    #[error("the store could not be filled: {0}")]
+    Fill(client::Error),
+    /// The benchmark was interrupted before the first run.
+    #[error("interrupted before anything was measured")]
+    Interrupted,
+    /// A client could not connect for byte strings.
+    #[error("a client could not connect for byte-string operations: {0}")]
+    Strings(client::Error),
+    /// A client failed.
+    #[error("client {client}: {what}")]
+    Client {
+        /// Which one, among those of this rank.
+        client: usize,
+        /// Why.
+        what: String,
+    },
+    /// The clients of this rank sent nothing for this many seconds.
+    #[error("the clients of this rank sent nothing for {0} s: they are stopped, or do not get their cores")]
+    ClientsSilent(u64),
+    /// Operations failed because a node was gone.
+    #[error(
+        "{0} operations ended because a node was gone or did not respond: the figures cover the time until then"
+    )]
+    NodesGone(u64),
+    /// This machine has no address that other machines can reach.
+    #[error(
+        "this machine has no address that the other machines can reach: set CROSSTIE_RENDEZVOUS, or make its host name resolve to its address"
+    )]
+    NoAddress,
+    /// The recorded history is not linearizable, or the check was not decided.
+    #[error("linearizability check failed (backend {backend:?}, seed {seed}): {failure}")]
+    Violation {
+        /// Which one.
+        backend: Backend,
+        /// Of the workload.
+        seed: u64,
+        /// What it did.
+        failure: history::Failure,
+    },
     /// The benchmark ran, but some responses or data were wrong.
     #[error("{0} messages carried wrong data: report this as a bug, and include the command line")]
     WrongData(u64),
 }
 
-impl From<kv::Error> for Error {
-    fn from(error: kv::Error) -> Error {
-        match error {
-            kv::Error::Plan(text) => Error::Usage(text),
-            kv::Error::Workload(error) => Error::Usage(error.to_string()),
-            error => Error::Kv(error),
-        }
+impl From<PlanError> for Error {
+    fn from(error: PlanError) -> Error {
+        Error::Usage(error.to_string())
+    }
+}
+
+/// Ranks and clients send each other JSON.
+impl From<serde_json::Error> for Error {
+    fn from(_: serde_json::Error) -> Error {
+        Error::Protocol
     }
 }
 

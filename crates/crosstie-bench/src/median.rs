@@ -3,7 +3,7 @@
 /// The median: the middle value, or the mean of the two middle ones. `None` if there are no values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
+    values.sort_unstable_by(f64::total_cmp);
     let upper = *values.get(values.len() / 2)?;
     if values.len().is_multiple_of(2) {
         return Some((values[values.len() / 2 - 1] + upper) / 2.0);

@@ -20,7 +20,10 @@ pub(crate) type Fields = BTreeMap<&'static str, Value>;
 
 /// Fields with these names; those whose value is null are left out.
 pub(crate) fn fields<const N: usize>(fields: [(&'static str, Value); N]) -> Fields {
-    fields.into_iter().filter(|(_, value)| !value.is_null()).collect()
+    let mut present = Fields::new();
+    // Not `collect`, which sorts: each caller would get a sort function of its own.
+    present.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));
+    present
 }
 
 /// A line of the table: a name, the figure of crosstie, its limit, and the ratio of both.

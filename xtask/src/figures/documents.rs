@@ -163,7 +163,7 @@ mod tests {
     fn every_table_is_in_a_document() {
         let texts: String =
             documents().unwrap().iter().map(|path| fs::read_to_string(path).unwrap()).collect();
-        for figure in FIGURES {
+        for figure in &*FIGURES {
             assert!(texts.contains(&format!("<!-- figures: {} -->", figure.table)), "{}", figure.table);
         }
     }

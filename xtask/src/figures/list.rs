@@ -1,24 +1,30 @@
-//! All figures that the documents show.
+//! All figures that the documents show: the rows of `figures.toml`.
 
+use std::sync::LazyLock;
+
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::measured::Sample;
 
 /// One row of a table.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Figure {
-    pub(super) table: &'static str,
+    pub(super) table: String,
     /// Names the figure in `measured.json`.
-    pub(super) id: &'static str,
-    pub(super) what: &'static str,
+    pub(super) id: String,
+    pub(super) what: String,
     /// The arguments of `crosstie bench`.
-    pub(super) arguments: &'static str,
+    pub(super) arguments: String,
     pub(super) metric: Metric,
-    /// The goal for the value or for the share, as text for the table, and whether a pair of value and share meets it.
+    /// The goal for the value or for the share.
     pub(super) goal: Option<Goal>,
 }
 
 /// What a figure shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Metric {
     /// Operations per second in millions; share: of what plain code makes.
     Rate,
@@ -65,7 +71,8 @@ impl Metric {
 }
 
 /// What a figure should reach.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Goal {
     AtLeast(f64),
     ShareAtLeast(f64),
@@ -91,177 +98,15 @@ impl Goal {
     }
 }
 
-const fn figure(
-    table: &'static str,
-    id: &'static str,
-    what: &'static str,
-    arguments: &'static str,
-    metric: Metric,
-    goal: Option<Goal>,
-) -> Figure {
-    Figure { table, id, what, arguments, metric, goal }
-}
-
-use Goal::{AtLeast, ShareAtLeast, ShareAtMost};
-use Metric::{BesideDevice, Bytes, Rate, RoundTrip};
-
 /// All figures, in the order of the tables.
-pub(super) const FIGURES: &[Figure] = &[
-    figure(
-        "device",
-        "device-ping-pong",
-        "WRITE+IMM, 32 B, there and back",
-        "device --processes",
-        RoundTrip,
-        Some(ShareAtMost(2.2)),
-    ),
-    figure(
-        "device",
-        "device-stream",
-        "WRITE+IMM, 32 B, stream",
-        "device --processes --queue-depth 64",
-        Rate,
-        Some(ShareAtLeast(0.6)),
-    ),
-    figure(
-        "device",
-        "device-write-64k",
-        "WRITE of 64 KiB into library memory",
-        "device --processes --op write --payload 65536",
-        Bytes,
-        Some(ShareAtLeast(0.8)),
-    ),
-    figure(
-        "device",
-        "device-write-1m-in-place",
-        "WRITE of 1 MiB into memory registered in place",
-        "device --processes --op write --payload 1048576 --registered-in-place",
-        Bytes,
-        Some(ShareAtLeast(0.4)),
-    ),
-    figure("local", "ipc-1", "ipc, depth 1", "ipc --processes", Rate, Some(ShareAtLeast(0.6))),
-    figure(
-        "local",
-        "ipc-32",
-        "ipc, depth 32",
-        "ipc --processes --queue-depth 32",
-        Rate,
-        Some(ShareAtLeast(0.8)),
-    ),
-    figure(
-        "local",
-        "delegation-1",
-        "delegation, depth 1",
-        "delegation --processes",
-        Rate,
-        Some(ShareAtLeast(0.8)),
-    ),
-    figure(
-        "local",
-        "delegation-32",
-        "delegation, depth 32",
-        "delegation --processes --queue-depth 32",
-        Rate,
-        Some(ShareAtLeast(0.75)),
-    ),
-    figure("local", "flux-1", "flux (threads), depth 1", "flux", Rate, Some(ShareAtLeast(0.7))),
-    figure(
-        "local",
-        "flux-32",
-        "flux (threads), depth 32",
-        "flux --queue-depth 32",
-        Rate,
-        Some(ShareAtLeast(0.9)),
-    ),
-    figure(
-        "copyrpc",
-        "copyrpc-1",
-        "call and response, 32 B, depth 1",
-        "copyrpc --processes",
-        RoundTrip,
-        Some(ShareAtMost(2.2)),
-    ),
-    figure(
-        "copyrpc",
-        "copyrpc-32",
-        "calls, 32 B, depth 32",
-        "copyrpc --processes --queue-depth 32",
-        Rate,
-        Some(AtLeast(12.0)),
-    ),
-    figure(
-        "copyrpc",
-        "copyrpc-256",
-        "calls, 32 B, depth 256",
-        "copyrpc --processes --queue-depth 256",
-        Rate,
-        Some(AtLeast(20.0)),
-    ),
-    figure(
-        "copyrpc",
-        "copyrpc-64k",
-        "64 KiB there and back, depth 4",
-        "copyrpc --processes --payload 65536 --queue-depth 4",
-        Rate,
-        None,
-    ),
-    figure(
-        "endpoint",
-        "endpoint-write-64",
-        "`write` of 64 B, from the call to the result",
-        "endpoint --processes --op write --payload 64 --beside-device",
-        BesideDevice,
-        Some(ShareAtMost(1.5)),
-    ),
-    figure(
-        "endpoint",
-        "endpoint-read-64k",
-        "`read` of 64 KiB",
-        "endpoint --processes --op read --payload 65536",
-        Bytes,
-        Some(ShareAtLeast(0.8)),
-    ),
-    figure(
-        "endpoint",
-        "endpoint-send",
-        "`send` and `recv`, 64 B, there and back",
-        "endpoint --processes --op send --payload 64",
-        RoundTrip,
-        None,
-    ),
-    figure(
-        "store",
-        "kv-1-node-1",
-        "one node, one daemon, one client, depth 1",
-        "kv --backend delegation --nodes 1 --daemons 1 --clients 1 --queue-depth 1 --runs 1",
-        Rate,
-        None,
-    ),
-    figure(
-        "store",
-        "kv-1-node-16",
-        "the same, depth 16",
-        "kv --backend delegation --nodes 1 --daemons 1 --clients 1 --queue-depth 16 --runs 1",
-        Rate,
-        Some(ShareAtLeast(0.6)),
-    ),
-    figure(
-        "store",
-        "kv-2-nodes-meta",
-        "two nodes, no key local, 2 daemons and 4 clients each, depth 4: Meta",
-        "kv --backend meta --nodes 2 --daemons 2 --clients 4 --queue-depth 4 --local-share 0 --runs 1",
-        Rate,
-        None,
-    ),
-    figure(
-        "store",
-        "kv-2-nodes-delegation",
-        "the same: Delegation",
-        "kv --backend delegation --nodes 2 --daemons 2 --clients 4 --queue-depth 4 --local-share 0 --runs 1",
-        Rate,
-        Some(AtLeast(5.0)),
-    ),
-];
+pub(super) static FIGURES: LazyLock<Vec<Figure>> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    struct List {
+        figures: Vec<Figure>,
+    }
+    let list: List = toml::from_str(include_str!("figures.toml")).expect("figures.toml is valid");
+    list.figures
+});
 
 #[cfg(test)]
 mod tests {
@@ -284,14 +129,16 @@ mod tests {
 
     #[test]
     fn goals_compare_the_right_number() {
-        assert!(AtLeast(2.0).is_met(2.0, None) && !AtLeast(2.0).is_met(1.9, Some(9.0)));
-        assert!(ShareAtLeast(0.8).is_met(0.0, Some(0.8)) && !ShareAtLeast(0.8).is_met(9.0, None));
-        assert!(ShareAtMost(2.2).is_met(0.0, Some(2.0)) && !ShareAtMost(2.2).is_met(0.0, Some(2.3)));
+        assert!(Goal::AtLeast(2.0).is_met(2.0, None) && !Goal::AtLeast(2.0).is_met(1.9, Some(9.0)));
+        assert!(Goal::ShareAtLeast(0.8).is_met(0.0, Some(0.8)) && !Goal::ShareAtLeast(0.8).is_met(9.0, None));
+        assert!(
+            Goal::ShareAtMost(2.2).is_met(0.0, Some(2.0)) && !Goal::ShareAtMost(2.2).is_met(0.0, Some(2.3))
+        );
     }
 
     #[test]
     fn ids_are_unique() {
-        let ids: std::collections::BTreeSet<_> = FIGURES.iter().map(|figure| figure.id).collect();
+        let ids: std::collections::BTreeSet<_> = FIGURES.iter().map(|figure| &figure.id).collect();
         assert_eq!(ids.len(), FIGURES.len());
     }
 }

@@ -58,16 +58,22 @@ impl Machine {
     }
 }
 
+/// The middle value, or the mean of the two middle ones. `None` if there are no values.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
+    Some((values.get(low)? + values.get(high)?) / 2.0)
+}
+
 /// Lowest, median and highest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Spread(pub(super) [f64; 3]);
 
 impl Spread {
-    fn of(mut values: Vec<f64>) -> Option<Spread> {
-        values.sort_by(f64::total_cmp);
-        let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
-        let median = (values.get(low)? + values.get(high)?) / 2.0;
-        Some(Spread([*values.first()?, median, *values.last()?].map(round)))
+    fn of(values: Vec<f64>) -> Option<Spread> {
+        let lowest = values.iter().copied().reduce(f64::min)?;
+        let highest = values.iter().copied().reduce(f64::max)?;
+        Some(Spread([lowest, median(values)?, highest].map(round)))
     }
 
     fn parse(found: &Value) -> Option<Spread> {

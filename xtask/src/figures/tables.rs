@@ -48,7 +48,7 @@ fn render(name: &str, measured: &Measured) -> Result<String, String> {
         let goal = figure.goal.map_or("-".into(), |goal| goal.text(figure.metric));
         table += &format!("| {} | `{}` | {goal} |", figure.what, figure.arguments);
         for (machine, _) in &machines {
-            table += &match measured.result(machine, figure.id) {
+            table += &match measured.result(machine, &figure.id) {
                 Some(result) => format!(" {} | {} |", cell(figure, &result), result.commit),
                 None => " - | - |".into(),
             };
@@ -71,10 +71,10 @@ fn summary(measured: &Measured) -> String {
         table += &format!(" {machine} |");
     }
     table += &format!("\n| --- | --- |{}\n", " --- |".repeat(machines.len()));
-    for figure in FIGURES {
+    for figure in &*FIGURES {
         table += &format!("| {} | {} |", figure.table, figure.what);
         for (machine, _) in &machines {
-            table += &match measured.result(machine, figure.id) {
+            table += &match measured.result(machine, &figure.id) {
                 Some(result) => format!(" {} {} |", number(result.value.0[1]), figure.metric.unit()),
                 None => " - |".into(),
             };

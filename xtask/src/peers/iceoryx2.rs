@@ -4,12 +4,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::Figures;
+use super::{Figures, run_program};
 use crate::error::Error;
 use crate::packages::Packages;
-use crate::process::{self, run_for_output, with_timeout};
+use crate::process::{self, with_timeout};
 use crate::workspace;
 
 /// The longest time that one measurement may take.
@@ -40,22 +38,6 @@ impl Iceoryx2 {
     pub(super) fn measure(&self, depth: usize, seconds: f64, cores: [u64; 2]) -> Result<Figures, Error> {
         let mut command = with_timeout(&self.program, TIMEOUT);
         command.args([depth.to_string(), seconds.to_string()]).args(cores.map(|core| core.to_string()));
-        let text = run_for_output(&mut command)?;
-        let unexpected = |what: String| Error::UnexpectedOutput {
-            command: process::command_line(&command),
-            what: format!("{what}: {text}"),
-        };
-        let found: Value =
-            serde_json::from_str(text.trim()).map_err(|error| unexpected(error.to_string()))?;
-        let number = |name: &str| found[name].as_f64().ok_or_else(|| unexpected(format!("no {name}")));
-        if number("errors")? > 0.0 {
-            return Err(unexpected("wrong responses".into()));
-        }
-        Ok(Figures {
-            per_second: number("ops_per_s")?,
-            p50_ns: number("p50_ns")?,
-            cache_line_ns: None,
-            cpu_ns: None,
-        })
+        run_program(&mut command, "ops_per_s", "p50_ns").map(|(_, figures)| figures)
     }
 }

@@ -178,7 +178,7 @@ fn load(socket: &Path, pipeline: usize, duration: Duration) -> Result<Figures, E
     clients.iter_mut().try_for_each(Client::receive)?;
     latencies.sort_by(f64::total_cmp);
     let p50_ns = latencies.get(latencies.len() / 2).copied().unwrap_or(0.0);
-    Ok(Figures { per_second: done as f64 / seconds, p50_ns, cache_line_ns: None, cpu_ns: None })
+    Ok(Figures::new(done as f64 / seconds, p50_ns))
 }
 
 #[cfg(test)]

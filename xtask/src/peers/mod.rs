@@ -15,12 +15,13 @@ mod ucx;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use self::compare::{COMPARISONS, Comparison, Row, list_other_stores, measurement_names, table, to_json};
+use self::compare::{Comparison, LISTS, Row, measurement_names, table, to_json};
 pub(crate) use self::compare::{comparison_table, factors};
 use self::iceoryx2::Iceoryx2;
 use self::memcached::Memcached;
@@ -55,7 +56,8 @@ pub(crate) struct Options {
 }
 
 /// A system to compare with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 enum Peer {
     Ucx,
     Iceoryx2,
@@ -93,23 +95,31 @@ impl fmt::Display for Cores {
 }
 
 /// The result of one measurement.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Figures {
     /// Operations or messages per second.
+    #[serde(rename = "per_s")]
     per_second: f64,
     p50_ns: f64,
     /// The round trip of one cache line, where it is known.
+    #[serde(rename = "limit_ns")]
     cache_line_ns: Option<f64>,
     /// Processor time of all processes for each operation.
     cpu_ns: Option<f64>,
 }
 
-/// What to measure.
+impl Figures {
+    fn new(per_second: f64, p50_ns: f64) -> Figures {
+        Figures { per_second, p50_ns, cache_line_ns: None, cpu_ns: None }
+    }
+}
+
+/// What to measure: `run` of a measurement in `comparisons.toml`.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Measurement {
     /// `crosstie bench` with these arguments.
-    Crosstie(&'static [&'static str]),
-    /// `crosstie bench lock`, `barrier` or `message` with these arguments.
-    Group(&'static [&'static str]),
+    Crosstie(String),
     /// iceoryx2 requests and responses of 32 bytes: how many are in flight.
     Iceoryx2(usize),
     /// Barriers and messages of OpenMPI.
@@ -119,7 +129,7 @@ enum Measurement {
     /// UCX requests and replies: their size in bytes, and how many are in flight.
     UcxRequests(usize, usize),
     /// A test of `ucx_perftest`: its name, the message size in bytes, and the number of messages per second of measuring.
-    UcxPerftest(&'static str, usize, f64),
+    UcxPerftest(String, usize, f64),
     /// Crosstie's store on one node, with this many operations in flight on each connection, and values of this many bytes: 8 are
     /// integers with integer keys, all others are byte strings.
     Store(usize, usize),
@@ -132,68 +142,13 @@ enum Measurement {
 /// The cores that all measurements share, and room for inexact clocks.
 const MOST_BUSY_CORES: f64 = 2.2;
 
-/// The size of a large message, in bytes.
+/// The size of a large message, in bytes, in all measurements whose bytes per second are compared.
 const LARGE: usize = 65536;
-
-/// All measurements, by name.
-const MEASUREMENTS: &[(&str, Measurement)] = &[
-    ("copyrpc 32 B depth 1", Measurement::Crosstie(&["copyrpc", "--processes"])),
-    ("ucx 32 B depth 1", Measurement::UcxRequests(32, 1)),
-    ("ucp_am_lat 32 B", Measurement::UcxPerftest("ucp_am_lat", 32, 8e5)),
-    ("copyrpc 32 B depth 64", Measurement::Crosstie(&["copyrpc", "--processes", "--queue-depth", "64"])),
-    ("ucx 32 B depth 16", Measurement::UcxRequests(32, 16)),
-    ("ucx 32 B depth 64", Measurement::UcxRequests(32, 64)),
-    ("copyrpc 32 B depth 256", Measurement::Crosstie(&["copyrpc", "--processes", "--queue-depth", "256"])),
-    ("ucx 32 B depth 256", Measurement::UcxRequests(32, 256)),
-    ("copyrpc 64 KiB depth 1", Measurement::Crosstie(&["copyrpc", "--processes", "--payload", "65536"])),
-    ("ucx 64 KiB depth 1", Measurement::UcxRequests(LARGE, 1)),
-    (
-        "copyrpc 64 KiB depth 4",
-        Measurement::Crosstie(&["copyrpc", "--processes", "--payload", "65536", "--queue-depth", "4"]),
-    ),
-    ("ucx 64 KiB depth 4", Measurement::UcxRequests(LARGE, 4)),
-    (
-        "copyrpc 64 KiB one way depth 4",
-        Measurement::Crosstie(&[
-            "copyrpc",
-            "--processes",
-            "--payload",
-            "65536",
-            "--response",
-            "8",
-            "--queue-depth",
-            "4",
-        ]),
-    ),
-    ("ucp_am_bw 64 KiB", Measurement::UcxPerftest("ucp_am_bw", LARGE, 2e5)),
-    ("iceoryx2 depth 1", Measurement::Iceoryx2(1)),
-    ("iceoryx2 depth 32", Measurement::Iceoryx2(32)),
-    ("ipc depth 1", Measurement::Crosstie(&["ipc", "--processes"])),
-    ("ipc depth 32", Measurement::Crosstie(&["ipc", "--processes", "--queue-depth", "32"])),
-    ("delegation depth 1", Measurement::Crosstie(&["delegation", "--processes"])),
-    ("delegation depth 32", Measurement::Crosstie(&["delegation", "--processes", "--queue-depth", "32"])),
-    ("flux depth 1", Measurement::Crosstie(&["flux"])),
-    ("flux depth 32", Measurement::Crosstie(&["flux", "--queue-depth", "32"])),
-    ("store depth 1", Measurement::Store(1, 8)),
-    ("store, bytes, depth 1", Measurement::Store(1, 9)),
-    ("redis pipeline 1", Measurement::Redis(1)),
-    ("memcached pipeline 1", Measurement::Memcached(1)),
-    ("store depth 16", Measurement::Store(16, 8)),
-    ("store, bytes, depth 16", Measurement::Store(16, 9)),
-    ("redis pipeline 16", Measurement::Redis(16)),
-    ("memcached pipeline 16", Measurement::Memcached(16)),
-    ("barrier", Measurement::Group(&["barrier"])),
-    ("openmpi", Measurement::Openmpi),
-    ("mpich", Measurement::Mpich),
-    ("message 64 B", Measurement::Group(&["message"])),
-    ("message 64 B, 1 % loss", Measurement::Group(&["message", "--loss", "0.01"])),
-    ("lock", Measurement::Group(&["lock"])),
-];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     let selected = |peer: Peer| options.only.is_empty() || options.only.contains(&peer);
     let compared: Vec<&Comparison> =
-        COMPARISONS.iter().filter(|comparison| selected(comparison.peer)).collect();
+        LISTS.comparisons.iter().filter(|comparison| selected(comparison.peer)).collect();
     let mut build = Command::new(workspace::cargo());
     build.current_dir(workspace::root()).args(["build", "--release", "-p", "crosstie-cli"]);
     run_inheriting_output(&mut build)?;
@@ -206,19 +161,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
         openmpi: selected(Peer::Openmpi).then(|| Mpi::prepare(&OPENMPI)).transpose()?,
         mpich: selected(Peer::Mpich).then(|| Mpi::prepare(&MPICH)).transpose()?,
     };
-    let has_store = has_store()?;
-    if !has_store && (selected(Peer::Redis) || selected(Peer::Memcached)) {
-        eprintln!(
-            "xtask: this build of crosstie has no `bench kv`: Redis and memcached are measured without a comparison"
-        );
-    }
     let names = measurement_names(&compared);
     let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
     for round in 1..=options.rounds {
-        for (name, measurement) in MEASUREMENTS {
-            if !names.contains(name) || (matches!(measurement, Measurement::Store(..)) && !has_store) {
-                continue;
-            }
+        for (name, measurement) in LISTS.measurements().filter(|(name, _)| names.contains(name)) {
             eprintln!("xtask: round {round} of {}: {name}", options.rounds);
             if let Some(figures) = peers.measure_with_cpu(measurement, options.seconds, &mut cores)? {
                 found.entry(name).or_default().push(figures);
@@ -236,11 +182,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
     if options.json {
         println!("{}", to_json(options, &versions, &medians, &rows));
     } else {
-        print!(
-            "{}{}",
-            table(options, &versions, &rows),
-            if has_store { String::new() } else { list_other_stores(&medians) }
-        );
+        print!("{}", table(options, &versions, &rows));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -266,18 +208,17 @@ impl Peers {
         let Peers { ucx, iceoryx2, redis, memcached, openmpi, mpich } = self;
         let run_mpi = |mpi: &Option<Mpi>| mpi.as_ref().map(|mpi| mpi.measure(seconds, cores.0)).transpose();
         match *measurement {
-            Measurement::Group(arguments) => measure_group(arguments, seconds).map(Some),
+            Measurement::Crosstie(ref arguments) => measure_crosstie(arguments, seconds, cores).map(Some),
             Measurement::Iceoryx2(depth) => {
                 iceoryx2.as_ref().map(|iceoryx2| iceoryx2.measure(depth, seconds, cores.0)).transpose()
             }
             Measurement::Openmpi => run_mpi(openmpi),
             Measurement::Mpich => run_mpi(mpich),
-            Measurement::Crosstie(arguments) => measure_crosstie(arguments, seconds, cores).map(Some),
             Measurement::Store(depth, size) => measure_store(depth, size, seconds, *cores).map(Some),
             Measurement::UcxRequests(payload, depth) => {
                 ucx.as_ref().map(|ucx| ucx.measure_requests(payload, depth, seconds, cores.0)).transpose()
             }
-            Measurement::UcxPerftest(test, size, per_second) => {
+            Measurement::UcxPerftest(ref test, size, per_second) => {
                 let count = (per_second * seconds).max(100.0) as u64;
                 ucx.as_ref().map(|ucx| ucx.run_perftest(test, size, count, cores.0)).transpose()
             }
@@ -352,10 +293,10 @@ fn cpu_seconds() -> f64 {
 }
 
 /// Runs `crosstie bench`. Sets `cores` to the cores that it used, so that the other systems use the same.
-fn measure_crosstie(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Result<Figures, Error> {
+fn measure_crosstie(arguments: &str, seconds: f64, cores: &mut Cores) -> Result<Figures, Error> {
     let mut command = with_timeout(crosstie_program(), TIMEOUT);
-    command.arg("bench").args(arguments).args(["--json", "--duration", &seconds.to_string()]);
-    let (found, figures) = run_benchmark(&mut command)?;
+    command.arg("bench").args(arguments.split(' ')).args(["--json", "--duration", &seconds.to_string()]);
+    let (found, figures) = run_program(&mut command, "ops_per_s", "p50_ns")?;
     let used =
         found["cores"].as_array().map(|used| used.iter().filter_map(Value::as_u64).collect::<Vec<_>>());
     let used = used.and_then(|used| used.try_into().ok());
@@ -363,57 +304,34 @@ fn measure_crosstie(arguments: &[&str], seconds: f64, cores: &mut Cores) -> Resu
     Ok(figures)
 }
 
-/// Runs a benchmark of groups with two members.
-fn measure_group(arguments: &[&str], seconds: f64) -> Result<Figures, Error> {
-    let mut command = with_timeout(crosstie_program(), TIMEOUT);
-    command.arg("bench").args(arguments).args(["--json", "--duration", &seconds.to_string()]);
-    let (found, figures) = run_benchmark(&mut command)?;
-    match found["errors"].as_u64() {
-        Some(0) => Ok(figures),
-        _ => Err(unexpected(&command, &format!("wrong messages: {found}"))),
-    }
-}
-
 /// Measures Crosstie's store: one node with its daemon on one core, and on the other core one thread with as many clients
 /// as the other stores have connections.
 fn measure_store(depth: usize, size: usize, seconds: f64, cores: Cores) -> Result<Figures, Error> {
     let mut command = with_timeout("taskset", TIMEOUT);
-    command.args(["-c", &cores.to_string()]).arg(crosstie_program()).args([
-        "bench",
-        "kv",
-        "--backend",
-        "delegation",
-    ]);
-    command.args(["--nodes", "1", "--daemons", "1", "--clients", &server::CONNECTIONS.to_string()]);
-    command.args(["--queue-depth", &depth.to_string(), "--value-size", &size.to_string()]);
-    command.args(["--read-ratio", "0.5", "--keys", &server::KEYS.to_string(), "--zipf", "0", "--runs", "1"]);
+    command.args(["-c", &cores.to_string()]).arg(crosstie_program());
+    command.args("bench kv --backend delegation --nodes 1 --daemons 1 --read-ratio 0.5 --runs 1".split(' '));
+    command.args(["--clients", &server::CONNECTIONS.to_string(), "--keys", &server::KEYS.to_string()]);
+    command.args(["--queue-depth", &depth.to_string(), "--payload", &size.to_string()]);
     command.args(["--json", "--duration", &seconds.to_string()]);
-    let (found, figures) = run_benchmark(&mut command)?;
-    match found["errors"].as_u64() {
-        Some(0) => Ok(figures),
-        _ => Err(unexpected(&command, &format!("wrong responses: {found}"))),
-    }
-}
-
-/// Whether the program has the command `bench kv`.
-fn has_store() -> Result<bool, Error> {
-    let program = crosstie_program();
-    let mut help = Command::new(&program);
-    let status = help.args(["bench", "kv", "--help"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    status.map(|status| status.success()).map_err(with_path(&program))
+    run_program(&mut command, "ops_per_s", "p50_ns").map(|(_, figures)| figures)
 }
 
 fn crosstie_program() -> std::path::PathBuf {
     workspace::target().join("release/crosstie")
 }
 
-/// Runs a benchmark of Crosstie. Returns the JSON object that it prints, and the figures in it.
-fn run_benchmark(command: &mut Command) -> Result<(Value, Figures), Error> {
+/// Runs a program that measures. Returns the JSON object that it prints, and the figures in it: the rate and the median with these names.
+fn run_program(command: &mut Command, rate: &str, p50: &str) -> Result<(Value, Figures), Error> {
     let text = run_for_output(command)?;
     let found: Value =
         serde_json::from_str(&text).map_err(|error| unexpected(command, &format!("{error}: {text}")))?;
-    let figures =
-        parse_figures(&found).ok_or_else(|| unexpected(command, &format!("figures are missing: {text}")))?;
+    let number =
+        |name: &str| found[name].as_f64().ok_or_else(|| unexpected(command, &format!("no {name}: {text}")));
+    if number("errors")? > 0.0 {
+        return Err(unexpected(command, &format!("wrong responses: {text}")));
+    }
+    let cache_line_ns = found["limit_ns"].as_f64();
+    let figures = Figures { cache_line_ns, ..Figures::new(number(rate)?, number(p50)?) };
     Ok((found, figures))
 }
 
@@ -421,34 +339,19 @@ fn unexpected(command: &Command, what: &str) -> Error {
     Error::UnexpectedOutput { command: process::command_line(command), what: what.into() }
 }
 
-fn parse_figures(found: &Value) -> Option<Figures> {
-    Some(Figures {
-        per_second: found["ops_per_s"].as_f64()?,
-        p50_ns: found["p50_ns"].as_f64()?,
-        cache_line_ns: found["limit_ns"].as_f64(),
-        cpu_ns: None,
-    })
-}
-
 /// Returns the median of each figure.
 fn medians_of(all: &[Figures]) -> Option<Figures> {
-    let median = |mut values: Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
-        Some((values.get(low)? + values.get(high)?) / 2.0)
-    };
+    let median = |of: fn(&Figures) -> Option<f64>| figures::median(all.iter().filter_map(of).collect());
     Some(Figures {
-        per_second: median(all.iter().map(|figures| figures.per_second).collect())?,
-        p50_ns: median(all.iter().map(|figures| figures.p50_ns).collect())?,
-        cache_line_ns: median(all.iter().filter_map(|figures| figures.cache_line_ns).collect()),
-        cpu_ns: median(all.iter().filter_map(|figures| figures.cpu_ns).collect()),
+        per_second: median(|figures| Some(figures.per_second))?,
+        p50_ns: median(|figures| Some(figures.p50_ns))?,
+        cache_line_ns: median(|figures| figures.cache_line_ns),
+        cpu_ns: median(|figures| figures.cpu_ns),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -473,10 +376,13 @@ mod tests {
 
     #[test]
     fn figures_are_parsed_and_their_medians_taken() {
-        let found = json!({ "ops_per_s": 3.0, "p50_ns": 7, "limit_ns": 2.5 });
-        assert_eq!(parse_figures(&found).map(|figures| figures.cache_line_ns), Some(Some(2.5)));
-        assert!(parse_figures(&json!({ "ops_per_s": 3.0 })).is_none());
-        let of = |per_second| Figures { per_second, p50_ns: -per_second, cache_line_ns: None, cpu_ns: None };
+        let print = |text: &str| run_program(Command::new("echo").arg(text), "ops_per_s", "p50_ns");
+        let found = print(r#"{"ops_per_s": 3.0, "p50_ns": 7, "limit_ns": 2.5, "errors": 0}"#);
+        assert_eq!(found.expect("figures").1.cache_line_ns, Some(2.5));
+        for wrong in [r#"{"ops_per_s": 3.0, "errors": 0}"#, r#"{"ops_per_s": 3, "p50_ns": 7, "errors": 1}"#] {
+            assert!(print(wrong).is_err(), "{wrong}");
+        }
+        let of = |per_second: f64| Figures::new(per_second, -per_second);
         let medians = medians_of(&[of(3.0), of(1.0), of(2.0)]).expect("a median");
         assert_eq!((medians.per_second, medians.p50_ns, medians.cache_line_ns), (2.0, -2.0, None));
         assert_eq!(medians_of(&[of(1.0), of(2.0)]).map(|figures| figures.per_second), Some(1.5));

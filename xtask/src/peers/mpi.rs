@@ -5,12 +5,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::{Figures, python};
+use super::{Figures, python, run_program};
 use crate::error::{Error, with_path};
 use crate::packages::Packages;
-use crate::process::{self, run_for_output, with_timeout};
+use crate::process::{run_for_output, with_timeout};
 use crate::workspace;
 
 /// The longest time that one measurement may take.
@@ -23,35 +21,22 @@ pub(super) struct Implementation {
     package: &'static str,
     version: &'static str,
     /// The arguments of its `mpirun` for two processes that use nothing but shared memory.
-    start: &'static [&'static str],
+    start: &'static str,
 }
 
 pub(super) const OPENMPI: Implementation = Implementation {
     package: "openmpi",
     version: "5.0.11",
-    start: &[
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "-n",
-        "2",
-        "--mca",
-        "pml",
-        "ob1",
-        "--mca",
-        "btl",
-        "self,sm",
-    ],
+    start: "--allow-run-as-root --oversubscribe --bind-to none -n 2 --mca pml ob1 --mca btl self,sm",
 };
 pub(super) const MPICH: Implementation =
-    Implementation { package: "mpich", version: "5.0.2", start: &["-bind-to", "none", "-n", "2"] };
+    Implementation { package: "mpich", version: "5.0.2", start: "-bind-to none -n 2" };
 
 /// An installed MPI, and a program that uses it (`mpi_group.c`).
 pub(super) struct Mpi {
     pub(super) version: String,
     mpirun: PathBuf,
-    start: &'static [&'static str],
+    start: &'static str,
     program: PathBuf,
 }
 
@@ -74,24 +59,8 @@ impl Mpi {
     /// Measures barriers (the median time) and messages (the rate).
     pub(super) fn measure(&self, seconds: f64, cores: [u64; 2]) -> Result<Figures, Error> {
         let mut command = with_timeout(&self.mpirun, TIMEOUT);
-        command.args(self.start).arg(&self.program);
+        command.args(self.start.split(' ')).arg(&self.program);
         command.args([PAYLOAD.to_string(), seconds.to_string()]).args(cores.map(|core| core.to_string()));
-        let text = run_for_output(&mut command)?;
-        let unexpected = |what: String| Error::UnexpectedOutput {
-            command: process::command_line(&command),
-            what: format!("{what}: {text}"),
-        };
-        let found: Value =
-            serde_json::from_str(text.trim()).map_err(|error| unexpected(error.to_string()))?;
-        let number = |name: &str| found[name].as_f64().ok_or_else(|| unexpected(format!("no {name}")));
-        if number("errors")? > 0.0 {
-            return Err(unexpected("wrong messages".into()));
-        }
-        Ok(Figures {
-            per_second: number("messages_per_s")?,
-            p50_ns: number("barrier_p50_ns")?,
-            cache_line_ns: None,
-            cpu_ns: None,
-        })
+        run_program(&mut command, "messages_per_s", "barrier_p50_ns").map(|(_, figures)| figures)
     }
 }

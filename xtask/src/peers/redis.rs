@@ -68,12 +68,8 @@ impl Redis {
 /// Combines the figures of two halves of a 1:1 mix. The median of the mix lies between the two medians; their mean is used
 /// for it.
 fn mix_figures(one: Figures, other: Figures) -> Figures {
-    Figures {
-        per_second: 2.0 / (1.0 / one.per_second + 1.0 / other.per_second),
-        p50_ns: f64::midpoint(one.p50_ns, other.p50_ns),
-        cache_line_ns: None,
-        cpu_ns: None,
-    }
+    let per_second = 2.0 / (1.0 / one.per_second + 1.0 / other.per_second);
+    Figures::new(per_second, f64::midpoint(one.p50_ns, other.p50_ns))
 }
 
 /// Parses CSV output: names in one line, figures in the next, all in quotes.
@@ -88,7 +84,7 @@ fn parse_figures(text: &str) -> Option<Figures> {
         values.get(at)?.parse().ok().filter(|number: &f64| number.is_finite())
     };
     let per_second = number("rps").filter(|rate| *rate > 0.0)?;
-    Some(Figures { per_second, p50_ns: 1e6 * number("p50_latency_ms")?, cache_line_ns: None, cpu_ns: None })
+    Some(Figures::new(per_second, 1e6 * number("p50_latency_ms")?))
 }
 
 #[cfg(test)]
@@ -108,8 +104,7 @@ mod tests {
 
     #[test]
     fn mix_takes_the_time_of_both_halves() {
-        let of =
-            |per_second| Figures { per_second, p50_ns: 1e9 / per_second, cache_line_ns: None, cpu_ns: None };
+        let of = |per_second: f64| Figures::new(per_second, 1e9 / per_second);
         let mixed = mix_figures(of(100.0), of(300.0));
         assert!((mixed.per_second - 150.0).abs() < 1e-9, "{mixed:?}");
     }

@@ -8,9 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
-use super::{Figures, python};
+use super::{Figures, python, run_program};
 use crate::error::{Error, with_path};
 use crate::packages::Packages;
 use crate::process::{self, killed_with_parent, run_for_output, with_timeout};
@@ -69,22 +67,7 @@ impl Ucx {
         let mut command = with_timeout(&self.request_program, TIMEOUT);
         command.args([payload.to_string(), depth.to_string(), seconds.to_string()]);
         command.args(cores.map(|core| core.to_string())).env(TRANSPORTS.0, TRANSPORTS.1);
-        let text = run_for_output(&mut command)?;
-        let unexpected = |what: String| Error::UnexpectedOutput {
-            command: process::command_line(&command),
-            what: format!("{what}: {text}"),
-        };
-        let found: Value = serde_json::from_str(&text).map_err(|error| unexpected(error.to_string()))?;
-        let number = |name: &str| found[name].as_f64().ok_or_else(|| unexpected(format!("no {name}")));
-        if number("errors")? > 0.0 {
-            return Err(unexpected("wrong replies".into()));
-        }
-        Ok(Figures {
-            per_second: number("ops_per_s")?,
-            p50_ns: number("p50_ns")?,
-            cache_line_ns: None,
-            cpu_ns: None,
-        })
+        run_program(&mut command, "ops_per_s", "p50_ns").map(|(_, figures)| figures)
     }
 
     /// Runs one test of `ucx_perftest`. It reports the latency of one direction.
@@ -129,12 +112,7 @@ fn parse_figures(text: &str) -> Option<Figures> {
     let (names, values) = (lines.next()?.split(','), lines.next()?.split(','));
     let found: HashMap<&str, &str> = names.zip(values).collect();
     let number = |name: &str| found.get(name)?.trim().parse::<f64>().ok();
-    Some(Figures {
-        per_second: number("overall_mr")?,
-        p50_ns: 1e3 * number("50.0_percentile_lat")?,
-        cache_line_ns: None,
-        cpu_ns: None,
-    })
+    Some(Figures::new(number("overall_mr")?, 1e3 * number("50.0_percentile_lat")?))
 }
 
 fn free_port() -> Result<u16, Error> {

@@ -88,7 +88,7 @@ fn soak(options: &Options) -> Result<Report, Error> {
         let mut output = Vec::new();
         let outcome = run_job(&job, &mut output)?;
         let seconds = began.elapsed().as_secs_f32();
-        let Some(problem) = describe(&outcome, job.timeout) else {
+        let Some(problem) = outcome.problem(job.timeout) else {
             println!("passed {seconds:>6.1} s  {}", job.repeat);
             report.passed += 1;
             continue;
@@ -115,14 +115,6 @@ fn run_job(job: &Job, output: &mut Vec<String>) -> Result<Outcome, Error> {
         output.push(line.to_owned());
         false
     })
-}
-
-fn describe(outcome: &Outcome, timeout: Duration) -> Option<String> {
-    match outcome {
-        Outcome::Exited { success: true } => None,
-        Outcome::Exited { success: false } => Some("it failed".into()),
-        Outcome::TimedOut => Some(format!("it did not end within {} s", timeout.as_secs())),
-    }
 }
 
 /// The first 64 bits of the commit. Without git it is always the same.

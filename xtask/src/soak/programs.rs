@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
-
+use crate::build::{Artifact, build};
 use crate::error::{Error, with_path};
-use crate::process::{self, Outcome};
+use crate::process;
 use crate::workspace;
 
 /// How long the build may take.
@@ -59,24 +58,13 @@ pub(crate) struct Programs {
 impl Programs {
     /// Builds all of them, as the step `test` does.
     pub(crate) fn build() -> Result<Programs, Error> {
-        let mut command = process::with_timeout(workspace::cargo(), BUILD_TIMEOUT);
-        command.current_dir(workspace::root());
-        command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
-        let mut messages = Vec::new();
-        let outcome = process::run_streaming(&mut command, BUILD_TIMEOUT, |line| {
-            messages.extend(serde_json::from_str::<Value>(line).ok());
-            false
-        })?;
-        match outcome {
-            Outcome::Exited { success: true } => {}
-            Outcome::Exited { success: false } => return Err(unexpected("it failed")),
-            Outcome::TimedOut => {
-                return Err(unexpected(&format!("it did not end within {} s", BUILD_TIMEOUT.as_secs())));
-            }
-        }
-        let crosstie = messages.iter().find_map(|message| executable(message, "bin", "crosstie"));
+        let built = build(&["test", "--workspace", "--no-run"], BUILD_TIMEOUT)?;
+        let is_crosstie = |artifact: &&Artifact| {
+            artifact.is("bin") && artifact.target.name == "crosstie" && !artifact.profile.test
+        };
+        let crosstie = built.iter().find(is_crosstie).and_then(|artifact| artifact.executable.clone());
         let crosstie = crosstie.ok_or_else(|| unexpected("it built no program crosstie"))?;
-        Ok(Programs { tests: messages.iter().filter_map(test_program).collect(), crosstie })
+        Ok(Programs { tests: built.iter().filter_map(test_program).collect(), crosstie })
     }
 
     /// The test program of a package with this name.
@@ -107,23 +95,14 @@ fn unexpected(what: &str) -> Error {
     Error::UnexpectedOutput { command: "cargo test --workspace --no-run".into(), what: what.into() }
 }
 
-fn executable(message: &Value, kind: &str, name: &str) -> Option<PathBuf> {
-    let target = &message["target"];
-    let matches = target["kind"][0] == kind && target["name"] == name && message["profile"]["test"] == false;
-    matches.then(|| message["executable"].as_str().map(PathBuf::from))?
-}
-
-/// The test program that one of cargo's messages says it built, without its tests.
-fn test_program(message: &Value) -> Option<Program> {
-    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
-        return None;
-    }
-    let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
+/// The test program that cargo has built, without its tests.
+fn test_program(built: &Artifact) -> Option<Program> {
+    let directory = built.manifest_path.parent()?.to_owned();
     Some(Program {
         package: directory.file_name()?.to_str()?.to_owned(),
-        name: message["target"]["name"].as_str()?.to_owned(),
-        is_unit: message["target"]["kind"][0] == "lib",
-        path: message["executable"].as_str()?.into(),
+        name: built.target.name.clone(),
+        is_unit: built.is("lib"),
+        path: built.executable.clone().filter(|_| built.profile.test)?,
         directory,
     })
 }
@@ -180,11 +159,9 @@ mod tests {
 
     #[test]
     fn test_program_is_read_from_the_message_of_cargo() {
-        let message = serde_json::json!({
-            "reason": "compiler-artifact", "manifest_path": "/r/crates/crosstie-kv/Cargo.toml",
-            "target": {"kind": ["test"], "name": "nodes"}, "profile": {"test": true}, "executable": "/t/nodes-1",
-        });
-        let program = test_program(&message).unwrap();
+        let message = r#"{"reason": "compiler-artifact", "manifest_path": "/r/crates/crosstie-kv/Cargo.toml", "filenames": [],
+            "target": {"kind": ["test"], "name": "nodes"}, "profile": {"test": true}, "executable": "/t/nodes-1"}"#;
+        let program = test_program(&Artifact::parse(message).unwrap()).unwrap();
         assert_eq!((program.package.as_str(), program.name.as_str()), ("crosstie-kv", "nodes"));
         assert_eq!(program.directory, Path::new("/r/crates/crosstie-kv"));
         assert!(!program.is_unit);

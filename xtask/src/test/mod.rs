@@ -9,12 +9,12 @@ mod dependencies;
 mod steps;
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde_json::Value;
 
+use crate::build::{Artifact, build, cargo};
 use crate::error::Error;
 use crate::packages::Packages;
 use crate::process::{self, Outcome};
@@ -40,7 +40,8 @@ pub(crate) struct Options {
 enum Work {
     /// Run a cargo command. With `tests`, its output must contain summary lines of tests, which are counted.
     Cargo {
-        arguments: &'static [&'static str],
+        /// Its words.
+        arguments: &'static str,
         variables: &'static [(&'static str, &'static str)],
         /// A subdirectory of the target directory, for compiler flags with which cargo would rebuild everything.
         target: Option<&'static str>,
@@ -58,7 +59,8 @@ enum Work {
         test: &'static str,
         examples: &'static [&'static str],
         hosts: u8,
-        arguments: &'static [&'static str],
+        /// Its words.
+        arguments: &'static str,
     },
 }
 
@@ -149,7 +151,7 @@ fn run_step(step: &Step) -> (Counts, Vec<String>) {
 fn run_work(work: &Work, timeout: Duration, tally: &mut Tally) -> Result<Option<String>, Error> {
     match *work {
         Work::Cargo { arguments, variables, target, tests } => {
-            let mut command = cargo(timeout, arguments);
+            let mut command = cargo(timeout, &arguments.split(' ').collect::<Vec<_>>());
             command.envs(variables.iter().copied());
             if let Some(directory) = target {
                 command.env("CARGO_TARGET_DIR", workspace::target().join(directory));
@@ -163,7 +165,8 @@ fn run_work(work: &Work, timeout: Duration, tally: &mut Tally) -> Result<Option<
             if !tests && (outcome == Outcome::Exited { success: true }) {
                 tally.counts.passed += 1;
             }
-            Ok(describe_failure(&outcome, timeout)
+            Ok(outcome
+                .problem(timeout)
                 .or_else(|| (tally.counts.total() == 0).then(|| "it ran no tests".into())))
         }
         Work::Dependencies => {
@@ -185,13 +188,10 @@ fn run_work(work: &Work, timeout: Duration, tally: &mut Tally) -> Result<Option<
             Ok(None)
         }
         Work::Guest { test, examples, hosts, arguments } => {
-            let (program, files) = match build_test(test, examples, timeout)? {
-                Ok(built) => built,
-                Err(problem) => return Ok(Some(problem)),
-            };
-            let mut words = vec![program.to_string_lossy().into_owned()];
-            words.extend(arguments.iter().map(|&word| word.to_owned()));
-            let mut options = vm::Options::new(words);
+            let (program, files) = build_test(test, examples, timeout)?;
+            let program = program.to_string_lossy().into_owned();
+            let words = arguments.split(' ').map(str::to_owned);
+            let mut options = vm::Options::new([program].into_iter().chain(words));
             options.hosts = hosts;
             options.files = files;
             options.timeout = timeout.as_secs();
@@ -207,76 +207,25 @@ fn run_work(work: &Work, timeout: Duration, tally: &mut Tally) -> Result<Option<
     }
 }
 
-/// Builds a test program, and examples. Returns its path and the paths of the programs that it may start, or what went wrong.
-fn build_test(
-    test: &str,
-    examples: &[&str],
-    timeout: Duration,
-) -> Result<Result<(PathBuf, Vec<PathBuf>), String>, Error> {
-    const ARGUMENTS: [&str; 4] =
-        ["--workspace", "--features", steps::FEATURES, "--message-format=json-render-diagnostics"];
-    let mut program = None;
-    let mut others = Vec::new();
-    let mut commands = vec![cargo(timeout, &["test", "--test", test, "--no-run"])];
+/// Builds a test program, and examples. Returns its path and the paths of the programs that it may start.
+fn build_test(test: &str, examples: &[&str], timeout: Duration) -> Result<(PathBuf, Vec<PathBuf>), Error> {
+    const FEATURES: [&str; 3] = ["--workspace", "--features", steps::FEATURES];
+    let mut built = build(&[&["test", "--test", test, "--no-run"][..], &FEATURES].concat(), timeout)?;
     if !examples.is_empty() {
         // `cargo test --example` would build their tests.
-        let mut build = cargo(timeout, &["build"]);
-        build.args(examples.iter().flat_map(|example| ["--example", example]));
-        commands.push(build);
+        let named = examples.iter().flat_map(|example| ["--example", example]);
+        let words: Vec<&str> = ["build"].into_iter().chain(FEATURES).chain(named).collect();
+        built.extend(build(&words, timeout)?);
     }
-    for mut command in commands {
-        let outcome = process::run_streaming(command.args(ARGUMENTS), timeout, |line| {
-            program = executable(line, "test", Some(test)).or(program.take());
-            others.extend(executable(line, "bin", None).or_else(|| executable(line, "example", None)));
-            others.extend(shared_library(line));
-            false
-        })?;
-        if let Some(problem) = describe_failure(&outcome, timeout) {
-            return Ok(Err(problem));
-        }
-    }
-    Ok(program
-        .map(|program| (program, others))
-        .ok_or_else(|| format!("cargo built no program for the test {test}")))
-}
-
-/// Returns the path of the program that one of cargo's JSON messages says it built, when the program has this kind and, if
-/// one is given, this name.
-pub(crate) fn executable(message: &str, kind: &str, name: Option<&str>) -> Option<PathBuf> {
-    let message: Value = serde_json::from_str(message).ok()?;
-    let target = &message["target"];
-    let matches = message["reason"] == "compiler-artifact"
-        && target["kind"][0] == kind
-        && name.is_none_or(|name| target["name"] == name);
-    if !matches {
-        return None;
-    }
-    message["executable"].as_str().map(PathBuf::from)
-}
-
-/// Returns the path of the shared library that one of cargo's JSON messages says it built.
-fn shared_library(message: &str) -> Option<PathBuf> {
-    let message: Value = serde_json::from_str(message).ok()?;
-    let kinds = message["target"]["kind"].as_array()?;
-    if message["reason"] != "compiler-artifact" || !kinds.iter().any(|kind| kind == "cdylib") {
-        return None;
-    }
-    let files = message["filenames"].as_array()?.iter().filter_map(Value::as_str);
-    files.into_iter().find(|file| file.ends_with(".so")).map(PathBuf::from)
-}
-
-fn cargo(timeout: Duration, arguments: &[&str]) -> Command {
-    let mut command = process::with_timeout(workspace::cargo(), timeout);
-    command.args(arguments).current_dir(workspace::root());
-    command
-}
-
-fn describe_failure(outcome: &Outcome, timeout: Duration) -> Option<String> {
-    match outcome {
-        Outcome::Exited { success: true } => None,
-        Outcome::Exited { success: false } => Some("it failed; its output is above".into()),
-        Outcome::TimedOut => Some(format!("it did not end within {} s and was killed", timeout.as_secs())),
-    }
+    let others = built.iter().filter(|artifact| artifact.is("bin") || artifact.is("example"));
+    let others = others.filter_map(|artifact| artifact.executable.clone());
+    let others = others.chain(built.iter().filter_map(Artifact::shared_library)).collect();
+    let program = built.iter().find(|artifact| artifact.is("test") && artifact.target.name == test);
+    let program = program.and_then(|artifact| artifact.executable.clone());
+    program.map(|program| (program, others)).ok_or_else(|| Error::UnexpectedOutput {
+        command: "cargo test --no-run".into(),
+        what: format!("it built no program for the test {test}"),
+    })
 }
 
 #[cfg(test)]
@@ -292,19 +241,5 @@ mod tests {
             assert_eq!(names.len(), steps.len());
             assert!(matches!(select_steps(steps, &["no-such-step".into()]), Err(Error::NoSuchStep(_))));
         }
-    }
-
-    #[test]
-    fn path_of_the_built_program_is_read_from_cargo_messages() {
-        let message = r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"conformance"},"executable":"/t/conformance-1"}"#;
-        assert_eq!(executable(message, "test", Some("conformance")), Some("/t/conformance-1".into()));
-        assert_eq!(executable(message, "test", Some("other")), None);
-        assert_eq!(executable(message, "bin", None), None);
-        assert_eq!(executable("Compiling", "test", Some("conformance")), None);
-        let message = r#"{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"tool"},"executable":"/t/tool"}"#;
-        assert_eq!(executable(message, "bin", None), Some("/t/tool".into()));
-        assert_eq!(shared_library(message), None);
-        let message = r#"{"reason":"compiler-artifact","target":{"kind":["cdylib","rlib"],"name":"plugin"},"filenames":["/t/libplugin.rlib","/t/libplugin.so"]}"#;
-        assert_eq!(shared_library(message), Some("/t/libplugin.so".into()));
     }
 }

@@ -19,8 +19,12 @@ pub(super) struct Step {
 /// What the optional features of the packages need.
 const OPTIONAL: &[&str] = &["cmake", "libclang-dev", "openmpi-bin", "libopenmpi-dev"];
 /// All optional features. The steps that need any of them share one build.
-pub(super) const FEATURES: &str =
-    "crosstie/verbs,crosstie/mpi,crosstie-cli/verbs,crosstie-cli/mpi,crosstie-nccl/verbs";
+macro_rules! features {
+    () => {
+        "crosstie/verbs,crosstie/mpi,crosstie-cli/verbs,crosstie-cli/mpi,crosstie-nccl/verbs"
+    };
+}
+pub(super) const FEATURES: &str = features!();
 /// Without these variables mpirun refuses to run as root, and refuses more ranks than cores.
 const MPIRUN: &[(&str, &str)] = &[
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
@@ -28,13 +32,13 @@ const MPIRUN: &[(&str, &str)] = &[
     ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
 ];
 
-/// A cargo command that runs tests.
-const fn tests(arguments: &'static [&'static str]) -> Work {
+/// A cargo command that runs tests: its words.
+const fn tests(arguments: &'static str) -> Work {
     Cargo { arguments, variables: &[], target: None, tests: true }
 }
 
-/// A cargo command that counts as one test.
-const fn check(arguments: &'static [&'static str]) -> Work {
+/// A cargo command that counts as one test: its words.
+const fn check(arguments: &'static str) -> Work {
     Cargo { arguments, variables: &[], target: None, tests: false }
 }
 
@@ -43,7 +47,7 @@ const FORMAT: Step = Step {
     shows: "the sources are formatted by rustfmt",
     packages: &[],
     timeout: 60,
-    work: &[check(&["fmt", "--all", "--check"])],
+    work: &[check("fmt --all --check")],
 };
 
 const LINT: Step = Step {
@@ -51,12 +55,14 @@ const LINT: Step = Step {
     shows: "clippy finds nothing in the default build",
     packages: &[],
     timeout: 1200,
-    work: &[check(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])],
+    work: &[check("clippy --workspace --all-targets -- -D warnings")],
 };
 
 /// Compiles the library with one of its features alone.
-const fn feature(name: &'static str) -> [&'static str; 9] {
-    ["clippy", "-p", "crosstie", "--no-default-features", "--features", name, "--", "-D", "warnings"]
+macro_rules! check_feature {
+    ($name:literal) => {
+        check(concat!("clippy -p crosstie --no-default-features --features ", $name, " -- -D warnings"))
+    };
 }
 
 /// The steps of `--quick`: a few minutes on two cores when everything is built. They build what the step `test` builds.
@@ -68,7 +74,7 @@ pub(super) const QUICK: &[Step] = &[
         shows: "the unit tests of all crates pass",
         packages: &[],
         timeout: 600,
-        work: &[tests(&["test", "--workspace", "--lib", "--bins"])],
+        work: &[tests("test --workspace --lib --bins")],
     },
     Step {
         name: "conformance",
@@ -76,8 +82,8 @@ pub(super) const QUICK: &[Step] = &[
         packages: &[],
         timeout: 600,
         work: &[
-            tests(&["test", "--workspace", "--test", "conformance", "--", "--mode", "threads"]),
-            tests(&["test", "--workspace", "--test", "conformance", "--", "--mode", "threads", "--wrapped"]),
+            tests("test --workspace --test conformance -- --mode threads"),
+            tests("test --workspace --test conformance -- --mode threads --wrapped"),
         ],
     },
     Step {
@@ -86,45 +92,12 @@ pub(super) const QUICK: &[Step] = &[
         packages: &[],
         timeout: 600,
         work: &[
-            tests(&[
-                "test",
-                "--workspace",
-                "--test",
-                "copyrpc_peers",
-                "--",
-                "--mode",
-                "threads",
-                "--wrapped",
-            ]),
-            tests(&[
-                "test",
-                "--workspace",
-                "--test",
-                "endpoint_peers",
-                "--",
-                "--mode",
-                "threads",
-                "--wrapped",
-            ]),
-            tests(&[
-                "test",
-                "--workspace",
-                "--test=bootstrap",
-                "--test=copyrpc",
-                "--test=device",
-                "--test=endpoint",
-                "--test=group",
-                "--test=local_rpc",
-                "--test=rails",
-                "--",
-                // Processes that are killed and stopped many times, idle ones, and what needs root or valgrind.
-                "--skip=kill",
-                "--skip=stopped",
-                "--skip=idle",
-                "--skip=other_user",
-                "--skip=mapped_peer_memory",
-                "--skip=costs_the_same",
-            ]),
+            tests("test --workspace --test copyrpc_peers -- --mode threads --wrapped"),
+            tests("test --workspace --test endpoint_peers -- --mode threads --wrapped"),
+            // Left out: processes that are killed and stopped many times, idle ones, and what needs root or valgrind.
+            tests(
+                "test --workspace --test=bootstrap --test=copyrpc --test=device --test=endpoint --test=group --test=local_rpc --test=rails -- --skip=kill --skip=stopped --skip=idle --skip=other_user --skip=mapped_peer_memory --skip=costs_the_same",
+            ),
         ],
     },
 ];
@@ -146,11 +119,11 @@ pub(super) const STEPS: &[Step] = &[
         packages: &[],
         timeout: 600,
         work: &[
-            check(&feature("ipc")),
-            check(&feature("rpc")),
-            check(&feature("endpoint")),
-            check(&feature("rails")),
-            check(&feature("group")),
+            check_feature!("ipc"),
+            check_feature!("rpc"),
+            check_feature!("endpoint"),
+            check_feature!("rails"),
+            check_feature!("group"),
         ],
     },
     Step {
@@ -158,7 +131,7 @@ pub(super) const STEPS: &[Step] = &[
         shows: "unit, integration and documentation tests pass in the default build",
         packages: &["valgrind"],
         timeout: 3600,
-        work: &[tests(&["test", "--workspace", "--no-fail-fast"])],
+        work: &[tests("test --workspace --no-fail-fast")],
     },
     Step {
         name: "containers",
@@ -167,17 +140,7 @@ pub(super) const STEPS: &[Step] = &[
         timeout: 600,
         work: &[Cargo {
             // The programs of the step before, which need no other build.
-            arguments: &[
-                "test",
-                "--workspace",
-                "--no-fail-fast",
-                "--test",
-                "conformance",
-                "--test",
-                "stopped_peers",
-                "--test",
-                "kill",
-            ],
+            arguments: "test --workspace --no-fail-fast --test conformance --test stopped_peers --test kill",
             variables: &[("CROSSTIE_REFUSE_PROCESS_VM", "1")],
             target: None,
             tests: true,
@@ -196,8 +159,8 @@ pub(super) const STEPS: &[Step] = &[
         packages: &["valgrind"],
         timeout: 1200,
         work: &[
-            tests(&["test", "--release", "-p", "crosstie", "--test", "budget", "instruction"]),
-            tests(&["test", "--release", "-p", "crosstie-kv", "--lib", "instruction"]),
+            tests("test --release -p crosstie --test budget instruction"),
+            tests("test --release -p crosstie-kv --lib instruction"),
         ],
     },
     Step {
@@ -207,13 +170,7 @@ pub(super) const STEPS: &[Step] = &[
         timeout: 600,
         work: &[Cargo {
             // Without the program crosstie: its pages would overwrite those of the library, which has the same name.
-            arguments: &[
-                "doc",
-                "--workspace",
-                "--exclude=crosstie-cli",
-                "--no-deps",
-                "--document-private-items",
-            ],
+            arguments: "doc --workspace --exclude=crosstie-cli --no-deps --document-private-items",
             variables: &[("RUSTDOCFLAGS", "-D warnings")],
             target: None,
             tests: false,
@@ -231,16 +188,11 @@ pub(super) const STEPS: &[Step] = &[
         shows: "clippy finds nothing with all features",
         packages: OPTIONAL,
         timeout: 1200,
-        work: &[check(&[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--features",
-            FEATURES,
-            "--",
-            "-D",
-            "warnings",
-        ])],
+        work: &[check(concat!(
+            "clippy --workspace --all-targets --features ",
+            features!(),
+            " -- -D warnings"
+        ))],
     },
     Step {
         name: "loom",
@@ -248,7 +200,7 @@ pub(super) const STEPS: &[Step] = &[
         packages: &[],
         timeout: 1800,
         work: &[Cargo {
-            arguments: &["test", "--release", "-p", "crosstie", "-p", "crosstie-nccl", "--lib", "loom_"],
+            arguments: "test --release -p crosstie -p crosstie-nccl --lib loom_",
             variables: &[("RUSTFLAGS", "--cfg loom")],
             target: Some("loom"),
             tests: true,
@@ -261,16 +213,11 @@ pub(super) const STEPS: &[Step] = &[
         timeout: 1500,
         work: &[Cargo {
             // With --workspace, as in `test`: the dependencies then have the same features and are not built again.
-            arguments: &[
-                "test",
-                "--workspace",
-                "--features",
-                FEATURES,
-                "--test",
-                "bootstrap_mpi",
-                "--test",
-                "kv_mpi",
-            ],
+            arguments: concat!(
+                "test --workspace --features ",
+                features!(),
+                " --test bootstrap_mpi --test kv_mpi"
+            ),
             variables: MPIRUN,
             target: None,
             tests: true,
@@ -283,69 +230,62 @@ pub(super) const STEPS: &[Step] = &[
         timeout: 1800,
         work: &[
             // What needs no device. Without --workspace, with which the unit tests of the other packages were built too.
-            tests(&["test", "-p", "crosstie", "--features", "verbs,mpi", "--lib", "--", "verbs::"]),
+            tests("test -p crosstie --features verbs,mpi --lib -- verbs::"),
             Guest {
                 test: "conformance",
                 examples: &[],
                 hosts: 1,
-                arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "threads"],
+                arguments: "--device verbs:r0,verbs:r1 --mode threads",
             },
             Guest {
                 test: "conformance",
                 examples: &[],
                 hosts: 2,
-                arguments: &["--device", "verbs:r0,verbs:r1", "--mode", "hosts"],
+                arguments: "--device verbs:r0,verbs:r1 --mode hosts",
             },
             Guest {
                 test: "copyrpc_peers",
                 examples: &[],
                 hosts: 1,
-                arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
+                arguments: "--device verbs:r0,verbs:r1 --across --mode threads",
             },
             Guest {
                 test: "copyrpc_peers",
                 examples: &[],
                 hosts: 2,
-                arguments: &["--device", "verbs:r0", "--mode", "hosts"],
+                arguments: "--device verbs:r0 --mode hosts",
             },
             Guest {
                 test: "endpoint_peers",
                 examples: &[],
                 hosts: 1,
-                arguments: &["--device", "verbs:r0,verbs:r1", "--across", "--mode", "threads"],
+                arguments: "--device verbs:r0,verbs:r1 --across --mode threads",
             },
             Guest {
                 test: "endpoint_peers",
                 examples: &[],
                 hosts: 2,
-                arguments: &["--device", "verbs:r0", "--mode", "hosts"],
+                arguments: "--device verbs:r0 --mode hosts",
             },
             Guest {
                 test: "hosts",
                 examples: &["endpoint_fetch", "endpoint_file_copy", "endpoint_kv_cache", "rails_two_hosts"],
                 hosts: 2,
-                arguments: &["--test-threads=1", "--nocapture", "endpoint_examples::", "rails::"],
+                arguments: "--test-threads=1 --nocapture endpoint_examples:: rails::",
             },
             Guest {
                 test: "hosts",
                 examples: &[],
                 hosts: 1,
-                arguments: &["--test-threads=1", "--nocapture", "group::"],
+                arguments: "--test-threads=1 --nocapture group::",
             },
             Guest {
                 test: "plugin",
                 examples: &[],
                 hosts: 1,
-                arguments: &[
-                    "--devices=verbs:r0+verbs:r1",
-                    "messages_of_all_sizes",
-                    "groups_of_eight",
-                    "both_directions",
-                    "deregister_aborts",
-                    "destroyed_communicators",
-                ],
+                arguments: "--devices=verbs:r0+verbs:r1 messages_of_all_sizes groups_of_eight both_directions deregister_aborts destroyed_communicators",
             },
-            Guest { test: "kv_hosts", examples: &[], hosts: 2, arguments: &["--nocapture"] },
+            Guest { test: "kv_hosts", examples: &[], hosts: 2, arguments: "--nocapture" },
         ],
     },
 ];

@@ -9,6 +9,7 @@ mod side;
 
 use crosstie::copyrpc::ConnectionConfig;
 
+pub(crate) use self::peer::COUNTERS;
 use self::peer::{CopyrpcPeer, Message};
 use self::send_baseline::SendBaseline;
 use crate::error::Error;

@@ -40,9 +40,9 @@ impl Message for [u8] {
 }
 
 /// A counter of a context: its name, and how to read it.
-type Counter = (&'static str, fn(&Counters) -> u64);
+pub(crate) type Counter = (&'static str, fn(&Counters) -> u64);
 
-const COUNTERS: [Counter; 15] = [
+pub(crate) const COUNTERS: [Counter; 15] = [
     ("calls", |counters| counters.calls),
     ("replies", |counters| counters.replies),
     ("unanswered", |counters| counters.unanswered),
@@ -83,13 +83,9 @@ impl<M: Message + ?Sized> CopyrpcPeer<M> {
     pub(super) fn open(plan: &Arguments, device: Device, leads: bool) -> Result<CopyrpcPeer<M>, Error> {
         let (payload, response) = (plan.payload, plan.response());
         let (sent_len, received_len) = if leads { (payload, response) } else { (response, payload) };
-        let config = Config { max_connections: plan.connections, ..Config::default() };
-        let context = Context::new(device, &config)?;
-        let connection = plan.connection();
-        let connections: Result<Vec<_>, _> =
-            (0..plan.connections).map(|_| context.create_connection(&connection)).collect();
+        let (context, connections) = open_context(plan, device)?;
         Ok(CopyrpcPeer {
-            connections: connections?,
+            connections,
             counters_at_start: context.counters(),
             context,
             message: M::filled(sent_len),
@@ -115,20 +111,8 @@ impl<M: Message + ?Sized> Connect for CopyrpcPeer<M> {
         addresses.as_bytes().to_vec()
     }
 
-    /// Connects to the other side, each connection to that with the same number.
     fn connect(&mut self, address: &[u8]) -> Result<(), Error> {
-        let addresses = <[ConnectionAddress]>::ref_from_bytes(address).map_err(|_| Error::Protocol)?;
-        if addresses.len() != self.connections.len() {
-            return Err(Error::Protocol);
-        }
-        let connect = |(connection, address): (&Connection<u64>, _)| {
-            connection.connect(address, &ConnectConfig::default())
-        };
-        self.connections
-            .iter()
-            .zip(addresses)
-            .try_for_each(connect)
-            .map_err(Error::rpc("connecting to the peer"))
+        connect(&self.connections, address)
     }
 }
 
@@ -141,14 +125,13 @@ impl<M: Message + ?Sized> RpcPeer for CopyrpcPeer<M> {
     fn end_slice(&mut self) -> Result<(), Error> {
         let now = self.context.counters();
         self.add_counters(&now);
-        if !self.call(END)? {
-            return Err(Error::Rpc {
-                what: "calling",
-                source: "there is no room for the last request of a slice".into(),
-            });
-        }
-        self.context.flush();
-        Ok(())
+        self.message.set_number(END);
+        let connection = &self.connections[self.next_connection];
+        call_last(&self.context, connection, (*self.message).as_ref(), self.len)
+    }
+
+    fn discard(&mut self) -> Result<usize, Error> {
+        discard(&self.context)
     }
 
     fn is_over(&self) -> bool {
@@ -242,4 +225,54 @@ impl<M: Message + ?Sized> RpcServer for CopyrpcPeer<M> {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         COUNTERS.iter().zip(self.counter_sums).map(|((name, _), sum)| (*name, sum)).collect()
     }
+}
+
+// What follows is not measured. It is compiled once, not for each type of messages.
+
+fn open_context(plan: &Arguments, device: Device) -> Result<(Context<u64>, Vec<Connection<u64>>), Error> {
+    let config = Config { max_connections: plan.connections, ..Config::default() };
+    let context = Context::new(device, &config)?;
+    let connection = plan.connection();
+    let connections: Result<Vec<_>, _> =
+        (0..plan.connections).map(|_| context.create_connection(&connection)).collect();
+    Ok((context, connections?))
+}
+
+/// Connects to the other side, each connection to that with the same number.
+fn connect(connections: &[Connection<u64>], address: &[u8]) -> Result<(), Error> {
+    let addresses = <[ConnectionAddress]>::ref_from_bytes(address).map_err(|_| Error::Protocol)?;
+    if addresses.len() != connections.len() {
+        return Err(Error::Protocol);
+    }
+    let connect =
+        |(connection, address): (&Connection<u64>, _)| connection.connect(address, &ConnectConfig::default());
+    connections.iter().zip(addresses).try_for_each(connect).map_err(Error::rpc("connecting to the peer"))
+}
+
+/// Sends the request that ends a slice.
+fn call_last(
+    context: &Context<u64>,
+    connection: &Connection<u64>,
+    message: &[u8],
+    len: usize,
+) -> Result<(), Error> {
+    connection.call(message, len, END).map_err(|error| match error.cause.is_back_pressure() {
+        true => {
+            Error::Rpc { what: "calling", source: "there is no room for the last request of a slice".into() }
+        }
+        false => Error::rpc("calling")(error),
+    })?;
+    context.flush();
+    Ok(())
+}
+
+/// Takes the responses that have arrived, and returns how many there were.
+fn discard(context: &Context<u64>) -> Result<usize, Error> {
+    let mut failed = None;
+    let count = context.poll(|_, response| {
+        if let Err(cause) = response {
+            failed = Some(cause);
+        }
+    });
+    failed.map_or(Ok(count), |cause: CallFailed| Err(Error::rpc("calling")(cause)))
 }

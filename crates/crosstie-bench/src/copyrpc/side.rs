@@ -18,6 +18,10 @@ pub(super) trait RpcPeer: RpcClient + RpcServer + Connect {
     fn begin_slice(&mut self);
     /// Called by the client after a slice: sends the request with the number [`END`].
     fn end_slice(&mut self) -> Result<(), Error>;
+    /// Called by the client then: takes the responses that have arrived, and returns how many there were.
+    fn discard(&mut self) -> Result<usize, Error> {
+        self.poll(|_, _| ())
+    }
     /// Called by the server: whether that request has arrived.
     fn is_over(&self) -> bool;
     /// Forgets what was counted.
@@ -53,7 +57,7 @@ impl<C: RpcPeer> Exchange for Side<C> {
                 client.rpc.begin_slice();
                 let throughput = client.run_slice(slice)?;
                 client.rpc.end_slice()?;
-                while client.rpc.poll(|_, _| ())? == 0 {
+                while client.rpc.discard()? == 0 {
                     spin.idle()?;
                 }
                 spin.reset();

@@ -147,8 +147,7 @@ impl Benchmark for GroupBench<'_> {
 
     fn open<'a>(&'a self, rank: &mut Rank<'a>) -> Result<Vec<Contender<'a>>, Error> {
         let slices = Slices::open(self.kind, self.plan, rank);
-        let slices = rank.collective.share(slices.map(|slices| (slices, Vec::new())))?.0;
-        Ok(vec![Contender::new(Role::Main, slices)])
+        Ok(vec![Contender::new(Role::Main, rank.collective.agree(slices)?)])
     }
 
     fn limits<'a>(&'a self, rank: &Rank<'a>, region: &'a SharedRegion) -> Vec<Contender<'a>> {

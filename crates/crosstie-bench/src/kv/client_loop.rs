@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crosstie::{park_any, yield_core};
 
-use super::Error;
 use super::worker::{MAX_SLEEP, RESPONSE_TIMEOUT, Recording, Step, Worker};
+use crate::error::Error;
 use crate::history::now;
 
 /// Longest sleep for responses of a thread with an open loop, whose next start nobody announces.

@@ -20,9 +20,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::Error;
 use super::client_loop;
-use super::worker::{RESPONSE_TIMEOUT, Recording, RunRecorder, Tally, Task, Worker};
+use super::totals::Tally;
+use super::worker::{RESPONSE_TIMEOUT, Recording, RunRecorder, Task, Worker};
+use crate::error::Error;
 
 /// Longest part of a frame in bytes: a history of a million operations fits.
 const MAX_FRAME: usize = 128 << 20;
@@ -124,12 +125,7 @@ impl ClientPool {
         for _ in 0..pool.tallies.len() {
             match pool.receive(START_TIMEOUT)? {
                 (_, ClientReply::Ready, _) => {}
-                (client, reply, _) => {
-                    return Err(Error::Client {
-                        client,
-                        what: format!("it sent {reply:?}, which was not expected now"),
-                    });
-                }
+                (client, reply, _) => return Err(unexpected(client, &reply)),
             }
         }
         Ok(pool)
@@ -208,12 +204,7 @@ impl ClientPool {
         match reply {
             ClientReply::RunDone(tally) => self.tallies[client] = Some(tally),
             ClientReply::Failed(what) => return Err(Error::Client { client, what }),
-            reply => {
-                return Err(Error::Client {
-                    client,
-                    what: format!("it sent {reply:?}, which was not expected now"),
-                });
-            }
+            reply => return Err(unexpected(client, &reply)),
         }
         Ok(())
     }
@@ -236,6 +227,10 @@ impl ClientPool {
             }
         }
     }
+}
+
+fn unexpected(client: usize, reply: &ClientReply) -> Error {
+    Error::Client { client, what: format!("it sent {reply:?}, which was not expected now") }
 }
 
 impl ClientHost {

@@ -10,10 +10,10 @@
 //! operations that contradict it happened within the bounds.
 
 use crosstie::bootstrap::Bootstrap;
-use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Error, gather};
+use crate::error::Error;
 use crate::history::{Event, now};
+use crate::runner::Collective;
 
 /// Number of barriers of a comparison.
 const ROUNDS: usize = 24;
@@ -69,9 +69,7 @@ fn compare(job: &mut dyn Bootstrap) -> Result<Vec<ClockOffset>, Error> {
         job.barrier()?;
         *round = [begun, now()];
     }
-    let all = gather::gather(job, Ok(own_times.as_bytes().to_vec()))?;
-    let read = |bytes: &Vec<u8>| <[[u64; 2]; ROUNDS]>::read_from_bytes(bytes).map_err(|_| Error::Protocol);
-    let all: Vec<_> = all.iter().map(read).collect::<Result<_, _>>()?;
+    let all = Collective { job }.gather_values(Ok(own_times))?;
     let first = all.first().ok_or(Error::Protocol)?;
     all.iter().map(|times| bounds(times, first).ok_or(Error::Protocol)).collect()
 }

@@ -14,7 +14,7 @@
 //!   several machines, whose clocks differ, it is the longest time of a rank. The result is the median of the runs.
 //! - One operation in [`SAMPLE_EVERY`] is timed, or every one where a client has one operation in flight or in an open loop.
 //! - Every response is checked: a get must return what was put. With [`Plan::check`] all operations are recorded, and rank 0 checks
-//!   that the history is linearizable, see [`history`]. On several machines the checker takes the uncertainty of the clocks into account:
+//!   that the history is linearizable, see [`history`](crate::history). On several machines the checker takes the uncertainty of the clocks into account:
 //!   the counter `clocks_within_ns`.
 //! - On one node, with a core for each daemon and client, the same run also measures minimal code for the same requests: client threads
 //!   in a closed loop, 8-byte values. See [`Figures::limit_ops_per_s`].
@@ -32,7 +32,6 @@ mod client_loop;
 mod client_pool;
 mod clocks;
 pub mod command;
-mod gather;
 mod plain_limit;
 mod rank_run;
 mod topology;
@@ -40,23 +39,25 @@ mod totals;
 mod worker;
 
 use std::ffi::OsString;
+use std::fmt;
+use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crosstie::bootstrap::{self, Bootstrap};
+use crosstie::bootstrap::Bootstrap;
 use crosstie::device::DeviceSpec;
 
 pub use client_pool::run_client_process;
 pub(crate) use topology::machine_description;
 pub use worker::SAMPLE_EVERY;
 
+use crate::error::Error;
 use crate::figures::Figures;
-use crate::history;
-use crate::workload::{self, PlanError};
+use crate::options::usage;
+use crate::workload;
 use clocks::Clocks;
 use crosstie_kv::Backend;
-use crosstie_kv::client::{self, AttachError};
-use crosstie_kv::node::{MAX_BYTES_DEPTH, MAX_CLIENTS, MAX_QUEUE_DEPTH, PeersMissing, StartError};
+use crosstie_kv::node::{MAX_BYTES_DEPTH, MAX_CLIENTS, MAX_QUEUE_DEPTH};
 use crosstie_kv::sharding::{MAX_DAEMONS, MAX_NODES};
 use plain_limit::PlainLimit;
 use rank_run::{ClusterToken, RankRun};
@@ -110,6 +111,31 @@ pub enum Cores {
     List(Vec<usize>),
 }
 
+impl FromStr for Cores {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cores, String> {
+        let wrong = |_| "give auto, none, or core numbers separated by commas".to_owned();
+        match text {
+            "auto" => Ok(Cores::Auto),
+            "none" => Ok(Cores::None),
+            list => list.split(',').map(str::parse).collect::<Result<_, _>>().map(Cores::List).map_err(wrong),
+        }
+    }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cores::Auto => f.write_str("auto"),
+            Cores::None => f.write_str("none"),
+            Cores::List(cores) => {
+                f.write_str(&cores.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
+            }
+        }
+    }
+}
+
 impl Default for Plan {
     /// Both backends, two daemons and four clients on each node, four operations at a time.
     fn default() -> Plan {
@@ -140,101 +166,9 @@ pub struct Outcome {
     pub error: Option<Error>,
 }
 
-/// Why the benchmark failed or ended early.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The plan is invalid.
-    #[error("{0}")]
-    Plan(String),
-    /// The workload is invalid.
-    #[error(transparent)]
-    Workload(#[from] PlanError),
-    /// The ranks could not connect to each other, or lost their connection.
-    #[error(transparent)]
-    Bootstrap(#[from] bootstrap::Error),
-    /// Another rank failed.
-    #[error("rank {rank}: {what}")]
-    Peer {
-        /// Which one.
-        rank: u32,
-        /// Why.
-        what: String,
-    },
-    /// A node did not start.
-    #[error(transparent)]
-    Start(#[from] StartError),
-    /// The nodes did not connect to each other.
-    #[error(transparent)]
-    Peers(#[from] PeersMissing),
-    /// A client could not attach to its node.
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-    /// The store could not be filled.
-    #[error("the store could not be filled: {0}")]
-    Fill(client::Error),
-    /// The benchmark was interrupted before the first run.
-    #[error("interrupted before anything was measured")]
-    Interrupted,
-    /// A client could not connect for byte strings.
-    #[error("a client could not connect for byte-string operations: {0}")]
-    Strings(client::Error),
-    /// A client failed.
-    #[error("client {client}: {what}")]
-    Client {
-        /// Which one, among those of this rank.
-        client: usize,
-        /// Why.
-        what: String,
-    },
-    /// The clients of this rank sent nothing for this many seconds.
-    #[error("the clients of this rank sent nothing for {0} s: they are stopped, or do not get their cores")]
-    ClientsSilent(u64),
-    /// Operations failed because a node was gone.
-    #[error(
-        "{0} operations ended because a node was gone or did not respond: the figures cover the time until then"
-    )]
-    NodesGone(u64),
-    /// Another rank sent something that is not in the protocol.
-    #[error(
-        "another rank sent an invalid message: run the same command and the same build of crosstie on all ranks"
-    )]
-    Protocol,
-    /// This machine has no address that other machines can reach.
-    #[error(
-        "this machine has no address that the other machines can reach: set CROSSTIE_RENDEZVOUS, or make its host name resolve to its address"
-    )]
-    NoAddress,
-    /// The recorded history is not linearizable, or the check was not decided.
-    #[error("linearizability check failed (backend {backend:?}, seed {seed}): {failure}")]
-    Violation {
-        /// Which one.
-        backend: Backend,
-        /// Of the workload.
-        seed: u64,
-        /// What it did.
-        failure: history::Failure,
-    },
-    /// A system call failed.
-    #[error("{what}: {source}")]
-    Os {
-        /// What failed.
-        what: &'static str,
-        /// The system's error.
-        source: std::io::Error,
-    },
-}
-
-impl From<serde_json::Error> for Error {
-    fn from(_: serde_json::Error) -> Error {
-        Error::Protocol
-    }
-}
-
 impl Plan {
     /// Checks the plan for a cluster of `nodes`.
     pub fn validate(&self, nodes: u32) -> Result<(), Error> {
-        let invalid = |text: String| Err(Error::Plan(text));
         for (what, value, limit) in [
             ("nodes", nodes, MAX_NODES),
             ("daemons", self.daemons, MAX_DAEMONS),
@@ -243,37 +177,37 @@ impl Plan {
             ("runs", self.runs, MAX_RUNS),
         ] {
             if !(1..=limit).contains(&value) {
-                return invalid(format!("{what} {value}: give 1 to {limit}"));
+                return usage(format!("{what} {value}: give 1 to {limit}"));
             }
         }
         if self.duration.is_zero() || self.duration > MAX_DURATION {
             let (given, limit) = (self.duration.as_secs_f64(), MAX_DURATION.as_secs());
-            return invalid(format!("duration {given}: give seconds above 0, up to {limit}"));
+            return usage(format!("duration {given}: give seconds above 0, up to {limit}"));
         }
         if self.backends.is_empty() || self.backends.len() > 2 {
-            return invalid(format!("{} backends: give one or two", self.backends.len()));
+            return usage(format!("{} backends: give one or two", self.backends.len()));
         }
         self.workload.validate()?;
         if self.check && self.recorded_each(nodes) == 0 {
             let (clients, runs) = (u64::from(nodes) * u64::from(self.clients), self.runs);
-            return invalid(format!(
+            return usage(format!(
                 "at most {MAX_RECORDED} operations are recorded, too few for {clients} clients in {runs} runs: give fewer clients or runs"
             ));
         }
         if let Some(rate) = self.rate
             && !(rate > 0.0 && rate <= 1e9)
         {
-            return invalid(format!("a rate of {rate} per second: give more than 0, up to 1e9"));
+            return usage(format!("a rate of {rate} per second: give more than 0, up to 1e9"));
         }
         if !self.workload.has_words() {
             let (size, depth, limit) = (self.workload.value_size, self.queue_depth, MAX_BYTES_DEPTH);
             if self.check {
-                return invalid(format!(
+                return usage(format!(
                     "histories with values of {size} bytes are not checked: use --payload 8 with --check"
                 ));
             }
             if depth as usize > limit {
-                return invalid(format!(
+                return usage(format!(
                     "queue depth {depth}: with values of {size} bytes a client has at most {limit} operations in flight"
                 ));
             }
@@ -282,7 +216,7 @@ impl Plan {
             let (count, daemons) = (cores.len(), self.daemons);
             let threads = if self.clients_share_threads() { 1 } else { self.clients };
             if count < (daemons + threads) as usize {
-                return invalid(format!(
+                return usage(format!(
                     "{count} cores for a node's {daemons} daemons and at least {threads} client threads: give one for each"
                 ));
             }

@@ -15,8 +15,10 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
-use super::topology::{self, Topology};
-use super::{Error, Plan};
+use super::Plan;
+use super::topology::Topology;
+use crate::cores;
+use crate::error::Error;
 use crate::median::median;
 use crate::workload::Pattern;
 use crosstie_kv::sharding::ShardMap;
@@ -89,7 +91,7 @@ impl PlainLimit {
                 self.servers.iter().zip(&mut self.tables).enumerate().map(|(server, (core, table))| {
                     let rings: Vec<&Ring> = rings.iter().map(|rings| &rings[server]).collect();
                     scope.spawn(move || {
-                        topology::pin_thread(*core)?;
+                        cores::pin_thread(*core)?;
                         run_server(&rings, table, left, all);
                         Ok::<_, Error>(())
                     })
@@ -98,7 +100,7 @@ impl PlainLimit {
             let clients =
                 self.clients.iter().zip(&self.patterns).zip(&rings).map(|((core, pattern), rings)| {
                     scope.spawn(move || {
-                        let pinned = topology::pin_thread(*core);
+                        let pinned = cores::pin_thread(*core);
                         let begun = Instant::now();
                         let count = run_client(rings, pattern, depth, stop, all);
                         let rate = count as f64 / begun.elapsed().as_secs_f64();

@@ -1,20 +1,22 @@
 //! The run of one rank with one backend: its node and its clients.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::{Bootstrap, Secret, random_bytes};
 
+use super::Plan;
 use super::client_pool::ClientPool;
 use super::clocks::{ClockOffset, Clocks};
 use super::topology::{self, Topology};
-use super::totals::{self, NodeCounters, RankResults, RunTotals};
+use super::totals::{self, NodeCounters, RankResults, Tally};
 use super::worker::{FILLER, Task, write_key_prefix};
-use super::{Error, Plan, gather};
+use crate::error::Error;
 use crate::figures::Figures;
 use crate::history::{self, History};
+use crate::runner::Collective;
 use crate::workload::{MAX_KEYS, key_bytes};
 use crosstie_kv::Backend;
 use crosstie_kv::client::{self, BeginBytesError, Client};
@@ -48,7 +50,7 @@ impl ClusterToken {
             0 => random_bytes::<32>().map(|bytes| bytes.to_vec()).map_err(Error::from),
             _ => Ok(Vec::new()),
         };
-        let tokens = gather::gather(job, own)?;
+        let tokens = Collective { job }.gather(own)?;
         let first = tokens.first().and_then(|token| token.as_slice().try_into().ok());
         first.map(ClusterToken).ok_or(Error::Protocol)
     }
@@ -77,8 +79,9 @@ pub(super) struct RankRun {
     one_machine: bool,
     counters_before: NodeCounters,
     memory: u64,
-    runs: Vec<RunTotals>,
-    local: RunTotals,
+    /// What all ranks did in each run, and this rank in all runs.
+    runs: Vec<Tally>,
+    local: Tally,
     /// Measured time of this rank's own runs.
     seconds: f64,
     over: bool,
@@ -101,7 +104,7 @@ impl RankRun {
         let cluster = ShardMap::new(nodes, plan.daemons).ok_or(Error::Protocol)?;
         let filled = node.wait_for_peers(PEER_TIMEOUT).map_err(Error::from);
         let filled = filled.and_then(|()| fill_store(&name, plan, &cluster, rank, interrupt));
-        gather::agree(job, filled)?;
+        Collective { job }.agree(filled)?;
         let recorded = plan.check.then(|| (plan.recorded_each(nodes), plan.runs as usize + 1));
         let task = |thread: usize, client: u32| Task {
             node: name.clone(),
@@ -119,7 +122,7 @@ impl RankRun {
         let tasks = tasks.map(|(thread, clients)| clients.map(|client| task(thread, client)).collect());
         let pool = ClientPool::start(tasks.collect(), plan.processes.as_deref());
         let pool = pool.and_then(|pool| Ok((pool, Client::attach(&name)?)));
-        let (pool, control_client) = gather::agree(job, pool)?;
+        let (pool, control_client) = Collective { job }.agree(pool)?;
         let stop_key =
             |rank| (MAX_KEYS..).find(|key| cluster.shard_of_word(*key).rank == rank).unwrap_or(MAX_KEYS);
         let mut rank_run = RankRun {
@@ -132,14 +135,11 @@ impl RankRun {
             counters_before: NodeCounters::default(),
             memory: 0,
             runs: Vec::new(),
-            local: RunTotals::default(),
+            local: Tally::default(),
             seconds: 0.0,
             over: false,
         };
-        let totals = rank_run.run(job, false, plan.run_length().min(WARM_UP), interrupt)?;
-        rank_run.over = totals.ends(plan.check);
-        // Errors of the warm-up count; nothing else of it does.
-        (rank_run.local.errors, rank_run.local.node_gone) = (totals.own_errors, totals.own_node_gone);
+        rank_run.run(job, plan, false, plan.run_length().min(WARM_UP), interrupt)?;
         rank_run.counters_before = NodeCounters::of(&rank_run.node);
         rank_run.memory = topology::resident_memory().saturating_sub(before);
         Ok(rank_run)
@@ -157,34 +157,31 @@ impl RankRun {
         plan: &Plan,
         interrupt: &AtomicBool,
     ) -> Result<(), Error> {
-        let totals = self.run(job, true, plan.run_length(), interrupt)?;
-        self.over = totals.ends(plan.check);
-        self.runs.push(totals);
-        Ok(())
+        self.run(job, plan, true, plan.run_length(), interrupt)
     }
 
     fn run(
         &mut self,
         job: &mut dyn Bootstrap,
+        plan: &Plan,
         measured: bool,
         length: Duration,
         interrupt: &AtomicBool,
-    ) -> Result<RunTotals, Error> {
+    ) -> Result<(), Error> {
         job.barrier()?;
         let own = self.run_clients(measured, length, interrupt);
-        if let Ok(own) = &own
-            && measured
-        {
-            self.local.add(own);
-            self.seconds += own.seconds();
+        // Before the others answer: what this rank did counts even if one of them dies.
+        if let Ok(own) = &own {
+            // Errors of the warm-up count; nothing else of it does.
+            let Tally { errors, node_gone, .. } = *own;
+            let counted = if measured { *own } else { Tally { errors, node_gone, ..Tally::default() } };
+            self.local.add(&counted);
+            self.seconds += counted.seconds();
         }
-        let (errors, node_gone) = own.as_ref().map_or((0, 0), |own| (own.errors, own.node_gone));
-        let all = gather::gather(job, own.map(|own| own.to_bytes()))?;
-        let all: Vec<RunTotals> =
-            all.iter().map(|totals| RunTotals::from_bytes(totals)).collect::<Result<_, _>>()?;
-        let mut totals = RunTotals::sum(&all, self.one_machine);
-        (totals.own_errors, totals.own_node_gone) = (errors, node_gone);
-        Ok(totals)
+        let total = Tally::total(&Collective { job }.gather_values(own)?, self.one_machine);
+        self.over = total.ends(plan.check);
+        self.runs.extend(measured.then_some(total));
+        Ok(())
     }
 
     /// Runs this rank's clients for one run.
@@ -193,7 +190,7 @@ impl RankRun {
         measured: bool,
         length: Duration,
         interrupt: &AtomicBool,
-    ) -> Result<RunTotals, Error> {
+    ) -> Result<Tally, Error> {
         let end = Instant::now() + length;
         self.pool.start_run(measured)?;
         let mut interrupted = false;
@@ -214,9 +211,8 @@ impl RankRun {
             }
             std::thread::sleep(left.min(POLL_INTERVAL));
         }
-        let mut totals = RunTotals::of(&self.pool.stop_run()?);
-        totals.interrupted = u64::from(interrupted);
-        Ok(totals)
+        let tally = Tally::total(&self.pool.stop_run()?, true);
+        Ok(Tally { interrupted, ..tally })
     }
 
     /// Ends the run at all other ranks.
@@ -240,7 +236,7 @@ impl RankRun {
         let counters = NodeCounters::of(&self.node).since(&self.counters_before);
         let (found, mut error) = self.pool.finish();
         let memory = [self.memory, self.node.config().memory_bound().total()];
-        let local = RankResults::new(job.rank(), &self.local, self.seconds, memory, counters, &found);
+        let local = RankResults::new(job.rank(), self.local, self.seconds, memory, counters, &found);
         let all = totals::exchange(job, &local).unwrap_or_else(|cause| {
             error = Some(cause);
             vec![local]
@@ -292,16 +288,14 @@ fn start_node(
         .and_then(|listener| Ok((listener.local_addr()?, listener)))
         .map_err(|source| Error::Os { what: "listening for other nodes", source });
     let (listener, address) = match listener {
-        Ok((address, listener)) => (Some(listener), Ok(address.to_string().into_bytes())),
+        Ok((address, listener)) => (Some(listener), Ok(address)),
         Err(error) => (None, Err(error)),
     };
-    let addresses = gather::gather(job, address)?;
-    let address = |bytes: &Vec<u8>| std::str::from_utf8(bytes).ok()?.parse::<SocketAddr>().ok();
-    let addresses: Option<Vec<SocketAddr>> = addresses.iter().map(address).collect();
-    let (Some(addresses), Some(listener)) = (addresses, listener) else { return Err(Error::Protocol) };
+    let addresses = Collective { job }.gather_values(address)?;
+    let Some(listener) = listener else { return Err(Error::Protocol) };
     let secret = token.secret(backend);
     let node = secret.and_then(|secret| Ok(Node::join(&config, Membership { listener, addresses, secret })?));
-    gather::agree(job, node)
+    Collective { job }.agree(node)
 }
 
 /// Puts this rank's keys; the value of each key is the key. `interrupt` ends it early.
@@ -374,7 +368,7 @@ fn check_history(
     figures: &mut Figures,
 ) -> Result<(), Error> {
     let clocks = clocks.offsets_until_now(job)?;
-    let all = gather::gather_to_rank_zero(job, recorded)?;
+    let all = Collective { job }.gather_to_leader(recorded)?;
     if job.rank() != 0 {
         return Ok(());
     }

@@ -4,10 +4,13 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use crosstie::bootstrap::Bootstrap;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use super::{Cores, Error, Plan, gather};
+use super::{Cores, Plan};
+use crate::cores;
+use crate::error::Error;
+use crate::options::usage;
+use crate::runner::Collective;
 
 /// Rounds without a response before a client thread with its own core yields.
 const SPINS: u32 = 20_000;
@@ -45,15 +48,10 @@ pub(super) struct Topology {
 
 /// Exchanges the ranks' information and assigns the cores.
 pub(super) fn discover(job: &mut dyn Bootstrap, plan: &Plan) -> Result<Topology, Error> {
-    let info = local_info(plan).and_then(|info| Ok(serde_json::to_vec(&info)?));
-    let infos = gather::gather(job, info)?;
-    let infos: Vec<RankInfo> =
-        infos.iter().map(|info| serde_json::from_slice(info)).collect::<Result<_, _>>()?;
+    let infos = Collective { job }.gather_values(local_info(plan))?;
     let own = infos.get(job.rank() as usize).ok_or(Error::Protocol)?;
     if let Some(rank) = infos.iter().position(|info| info.plan != infos[0].plan) {
-        return Err(Error::Plan(format!(
-            "rank {rank} has other options than rank 0: give all ranks the same options"
-        )));
+        return usage(format!("rank {rank} has other options than rank 0: give all ranks the same options"));
     }
     let one_machine = infos.iter().all(|info| info.boot == own.boot);
     let on_other_machine = infos.iter().map(|info| info.boot != infos[0].boot).collect();
@@ -114,21 +112,17 @@ fn local_info(plan: &Plan) -> Result<RankInfo, Error> {
     })
 }
 
-/// The cores that this thread may run on.
+/// The cores that this thread may run on. Second hyperthreads of a core come last.
 fn allowed_cores() -> Result<Vec<usize>, Error> {
-    let set = sched_getaffinity(None)
-        .map_err(|errno| Error::Os { what: "sched_getaffinity", source: errno.into() })?;
-    let mut cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
-    // Second hyperthreads of a core come last.
+    let mut cores = cores::allowed()?;
     cores.sort_by_key(|cpu| is_second_hyperthread(*cpu));
     Ok(cores)
 }
 
 /// Whether a hyperthread with a lower number shares the core.
 fn is_second_hyperthread(cpu: usize) -> bool {
-    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     // Such as "3,19" or "6-7".
-    let siblings = fs::read_to_string(path).unwrap_or_default();
+    let siblings = cores::siblings(cpu).unwrap_or_default();
     let first = siblings.split([',', '-']).next().and_then(|first| first.trim().parse::<usize>().ok());
     first.is_some_and(|first| first < cpu)
 }
@@ -154,17 +148,6 @@ fn cores_of_rank(infos: &[RankInfo], rank: usize, each: usize) -> Option<Vec<usi
 /// Whether two ranks may run on the same cores of the same machine.
 fn share_cores(one: &RankInfo, other: &RankInfo) -> bool {
     (&one.boot, &one.cores) == (&other.boot, &other.cores)
-}
-
-/// Pins the calling thread to one core.
-pub(super) fn pin_thread(core: usize) -> Result<(), Error> {
-    let failed = |source| Error::Os { what: "pinning a client to its core", source };
-    if core >= CpuSet::MAX_CPU {
-        return Err(failed(std::io::ErrorKind::InvalidInput.into()));
-    }
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).map_err(|errno| failed(errno.into()))
 }
 
 /// The address of this machine with the route to `host:port`, over IPv4 or IPv6.

@@ -9,6 +9,9 @@ use crosstie::Waitable;
 use crosstie::telemetry::Histogram;
 use serde::{Deserialize, Serialize};
 
+use super::totals::Tally;
+use crate::cores;
+use crate::error::Error;
 use crate::history::{Pending, Recorder, now};
 use crate::workload::{self, Entry, Pattern, Schedule, key_bytes};
 use crosstie_kv::client::{BeginBytesError, Client};
@@ -46,22 +49,6 @@ pub(super) struct Task {
     pub(super) core: Option<usize>,
     /// Rounds without a response in which its thread spins; 0 if the thread shares its core and must yield at once.
     pub(super) spins: u32,
-}
-
-/// What a client did in one run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tally {
-    /// Start and end of the run, on the machine's monotonic clock, in nanoseconds.
-    pub(super) begun: u64,
-    pub(super) ended: u64,
-    /// Completed operations, including errors and those whose node was gone.
-    pub(super) ops: u64,
-    pub(super) errors: u64,
-    pub(super) node_gone: u64,
-    /// Operations of an open loop that should have started but did not.
-    pub(super) not_started: u64,
-    /// Whether the client ended the run by itself.
-    pub(super) gave_up: bool,
 }
 
 /// The result of one step. The least of several clients' results decides what their thread does next.
@@ -176,16 +163,16 @@ pub(super) struct Worker<R: Recording> {
 
 impl<R: Recording> Worker<R> {
     /// Attaches to the node and generates the pattern.
-    pub(super) fn new(task: Task, record: R) -> Result<Worker<R>, super::Error> {
+    pub(super) fn new(task: Task, record: R) -> Result<Worker<R>, Error> {
         if let Some(core) = task.core {
-            super::topology::pin_thread(core)?;
+            cores::pin_thread(core)?;
         }
         let mut client = Client::attach_pipelined(&task.node)?;
         let value = (!task.workload.has_words()).then(|| vec![FILLER; task.workload.value_size].into());
         if value.is_some() {
             // Connects to each daemon for byte strings now, not during a run.
             for daemon in 0..client.info().daemons {
-                client.stats(task.rank, daemon).map_err(super::Error::Strings)?;
+                client.stats(task.rank, daemon).map_err(Error::Strings)?;
             }
         }
         let pattern = task.workload.pattern(&client.shard_map(), task.rank, task.client)?;
@@ -213,7 +200,7 @@ impl<R: Recording> Worker<R> {
     }
 
     /// Called at the start of a run.
-    pub(super) fn start(&mut self, measured: bool) -> Result<(), super::Error> {
+    pub(super) fn start(&mut self, measured: bool) -> Result<(), Error> {
         self.runs += 1;
         self.record.start_run();
         (self.measured, self.in_flight, self.progress_ops) = (measured, 0, 0);

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 pub(crate) use cache_line::CacheLinePingPong;
 pub(crate) use device::PlainDevice;
 pub(crate) use exchange::PlainRpc;
+use serde::{Deserialize, Serialize};
 
 use crate::device::Shape;
 use crate::error::Error;
@@ -42,7 +43,7 @@ pub(crate) const RINGS: usize = 4096;
 const END: u64 = 1 << 63;
 
 /// Operations, and the time that they took.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Throughput {
     pub(crate) operations: u64,
     pub(crate) time: Duration,

@@ -238,17 +238,14 @@ impl Benchmark for Node<'_> {
         let Node { plan, wait, ref transport, .. } = *self;
         let barrier = SliceBarrier::new(rank.region.ok_or(Error::Protocol)?, plan.clients);
         let member = Member { plan, wait, number: rank.number, spin: rank.spin, barrier };
+        let processes = rank.collective.gather_values(Ok(std::process::id()))?;
+        let name = format!("crosstie-bench.{}", processes.get(SERVER).ok_or(Error::Protocol)?);
         let exchange = if rank.number == SERVER {
-            let name = format!("crosstie-bench.{}", std::process::id());
-            let server = transport.serve(member, &name);
-            let server = rank.collective.share(server.map(|server| (server, name.into_bytes())))?.0;
-            rank.collective.barrier(Ok(()))?;
-            server
+            let server = rank.collective.agree(transport.serve(member, &name))?;
+            rank.collective.agree(Ok(server))?
         } else {
-            let names = rank.collective.gather(Ok(Vec::new()))?;
-            let name = String::from_utf8_lossy(names.get(SERVER).ok_or(Error::Protocol)?);
-            let client = transport.connect(member, &name);
-            rank.collective.share(client.map(|client| (client, Vec::new())))?.0
+            rank.collective.agree(Ok(()))?;
+            rank.collective.agree(transport.connect(member, &name))?
         };
         Ok(vec![Contender { role: Role::Main, exchange }])
     }

@@ -26,13 +26,8 @@ pub(super) fn failed(what: &'static str) -> impl Fn(&dyn std::error::Error) -> E
 }
 
 impl Link {
-    /// Opens the devices of both ends and connects them. With `faults`, the sender's ports can be taken down; `rates` limits its links.
-    pub(super) fn open(
-        devices: &[DeviceSpec],
-        faults: bool,
-        rates: Option<&[u64]>,
-        config: &Config,
-    ) -> Result<Link, Error> {
+    /// Opens the devices of both ends and connects them. With `faults`, the sender's ports can be taken down.
+    pub(super) fn open(devices: &[DeviceSpec], faults: bool, config: &Config) -> Result<Link, Error> {
         let setup = failed("setting up rails");
         let open = || -> Result<Vec<Device>, Error> {
             devices.iter().map(|spec| Device::open(spec).map_err(|error| setup(&error))).collect()
@@ -40,11 +35,6 @@ impl Link {
         let mut senders = open()?;
         if faults {
             senders = senders.into_iter().map(|device| device.with_faults(FaultPlan::none())).collect();
-        }
-        if let Some(rates) = rates {
-            for (device, rate) in senders.iter().zip(rates) {
-                device.faults().into_iter().for_each(|faults| faults.set_rate(Some(*rate)));
-            }
         }
         let faults = senders.iter().filter_map(Device::faults).collect();
         let here = Rails::new(senders, config.clone()).map_err(|error| setup(&error))?;

@@ -1,11 +1,9 @@
-//! `crosstie bench rails`: messages over several rails, with the exact counters of each rail; with `--kill-rail`, while a rail fails;
-//! with `--links`, also the split over links of different speed, a rail that fails and returns, and the time of the split decision.
+//! `crosstie bench rails`: messages over several rails, with the exact counters of each rail; with `--kill-rail`, while a rail fails.
 //!
-//! Sender and receiver are two threads of this process, each with its own devices. Links of limited speed and failures come from
-//! the fault device, which wraps the devices.
+//! Sender and receiver are two threads of this process, each with its own devices. Failures come from the fault device, which wraps the
+//! devices.
 
 mod link;
-mod links;
 mod stream;
 
 use std::str::FromStr;
@@ -21,9 +19,8 @@ use crate::options::{Common, share_up_to, usage, within};
 use crate::runner::{Counts, Job, Measured, Outcome, Role};
 use crate::summary::{Report, Summary, fields, row};
 use crate::{table, units};
-use links::Links;
 
-/// Messages over several devices: bandwidth, latency, links of different speed, a rail that fails.
+/// Messages over several devices: bandwidth, latency, a rail that fails.
 ///
 /// Sender and receiver are two threads of this process, each with its own devices. It runs until `--duration` is over, or until
 /// `--count` messages are sent.
@@ -50,9 +47,6 @@ pub struct Arguments {
     /// When to take it down: after this share of the messages.
     #[arg(long, value_name = "F", default_value_t = 0.5, requires = "kill_rail", value_parser = share_up_to(1.0))]
     at: f64,
-    /// Also measure two software rails with links of limited speed: the split, and a rail that fails and returns.
-    #[arg(long)]
-    links: bool,
 }
 
 /// The value of `--split`.
@@ -92,7 +86,6 @@ impl Arguments {
     /// Runs the benchmark.
     pub fn run(&self) -> Result<Summary, Error> {
         self.check()?;
-        let links = self.links.then(|| Links::measure(self.common.duration.0)).transpose()?;
         let streamed = stream::measure(self)?;
         // `work_requests` are those with bytes of messages, and `receives` are completions of the receiver for parts of messages.
         let rails: Vec<Rail> = streamed
@@ -113,13 +106,12 @@ impl Arguments {
                 ]
             })
             .collect();
-        let errors = streamed.wrong + links.as_ref().map_or(0, Links::errors);
         let messages = [("messages", streamed.receiver.messages)];
-        let mut counts = Counts { latency: streamed.sent.latency, ..Counts::new(messages, errors) };
+        let mut counts = Counts { latency: streamed.sent.latency, ..Counts::new(messages, streamed.wrong) };
         rails.iter().for_each(|rail| counts.add(Counts::new(*rail, 0)));
         let slices = vec![Throughput { operations: streamed.sent.messages, time: streamed.sent.time }];
         let outcomes = vec![Outcome { role: Role::Main, slices, counts }];
-        let report = self.report(&rails, streamed.sent.longest_pause.as_nanos() as u64, links.as_ref());
+        let report = self.report(&rails, streamed.sent.longest_pause.as_nanos() as u64);
         Ok(Summary::new(self.job(), report, &Measured { processes: false, cores: None, outcomes }))
     }
 
@@ -162,7 +154,7 @@ impl Arguments {
         }
     }
 
-    fn report(&self, rails: &[Rail], longest_pause_ns: u64, links: Option<&Links>) -> Report {
+    fn report(&self, rails: &[Rail], longest_pause_ns: u64) -> Report {
         let as_object = |rail: &Rail| {
             Value::Object(rail.iter().map(|(name, count)| ((*name).to_owned(), json!(count))).collect())
         };
@@ -177,10 +169,9 @@ impl Arguments {
             figures: fields([
                 ("longest_pause_ns", longest_pause_ns.into()),
                 ("rails", rails.iter().map(as_object).collect()),
-                ("links", json!(links)),
             ]),
             rows: vec![row("longest pause", units::time(longest_pause_ns))],
-            details: table::figures(&rows) + &links.map_or(String::new(), Links::text),
+            details: table::figures(&rows),
             ..Report::new(self.payload, None, None)
         }
     }

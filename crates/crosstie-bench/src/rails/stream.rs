@@ -12,7 +12,7 @@ use super::link::{Link, failed};
 use crate::error::Error;
 
 /// Messages outstanding.
-pub(super) const WINDOW: usize = 16;
+const WINDOW: usize = 16;
 /// The most memory for the buffers of one end.
 const MAX_BUFFERS: usize = 512 << 20;
 
@@ -37,7 +37,7 @@ fn stamps(size: usize) -> [Option<usize>; 2] {
 
 pub(super) fn measure(plan: &Arguments) -> Result<Streamed, Error> {
     let config = Config { split: plan.split.split, ..Config::default() };
-    let mut link = Link::open(&plan.device, plan.kill_rail.is_some(), None, &config)?;
+    let mut link = Link::open(&plan.device, plan.kill_rail.is_some(), &config)?;
     let window = WINDOW.min((MAX_BUFFERS / plan.payload.max(1)).max(1));
     let room = plan.payload.max(1);
     let setup = failed("allocating memory of rails");

@@ -63,7 +63,7 @@ pub(crate) fn class(backend: Backend) -> &'static str {
 }
 
 /// A table; on a narrow page it scrolls horizontally. The first cell of a row is its head.
-pub(crate) fn table(caption: &str, heads: &[String], rows: &[Vec<Cell>]) -> String {
+pub(crate) fn table(caption: &str, heads: &[&str], rows: &[Vec<Cell>]) -> String {
     let is_right_aligned = |at: usize| {
         rows.first().and_then(|row| row.get(at)).is_some_and(|cell| matches!(cell, Cell::Figure(_)))
     };

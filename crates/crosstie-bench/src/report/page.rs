@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::demo::{EXPLANATION, Measured};
+use crate::demo::{self, EXPLANATION, Measured};
 use crate::figures::Figures;
 use crosstie_kv::Backend;
 
@@ -43,24 +43,18 @@ pub(crate) fn demo_page(measured: &[Measured], store: &[Figures]) -> String {
         "<header><h1>What Crosstie does, and how fast on this machine</h1>\n<p>{}software device: shared memory, no RDMA NIC</p></header>\n",
         escape(&machine)
     );
-    let lines = measured.iter().flat_map(|part| part.lines.iter().map(move |line| (part, line)));
-    let rows: Vec<Vec<Cell>> = lines
-        .clone()
-        .map(|(part, line)| {
-            let what = match line.detail.as_str() {
-                "" => part.what.to_owned(),
-                detail => format!("{}, {detail}", part.what),
-            };
-            vec![
-                Cell::Text(part.name.to_owned()),
-                Cell::Text(what),
-                Cell::Figure(time(line.median_ns)),
-                Cell::Figure(line.rate.clone()),
-                Cell::Text(line.compared.clone()),
-            ]
+    let rows: Vec<Vec<Cell>> = demo::rows(measured)
+        .into_iter()
+        .map(|[part, what, median, rate, compared]| {
+            let figures = [Cell::Figure(median), Cell::Figure(rate)];
+            [Cell::Text(part), Cell::Text(what)]
+                .into_iter()
+                .chain(figures)
+                .chain([Cell::Text(compared)])
+                .collect()
         })
         .collect();
-    let heads = ["part", "what was measured", "median", "rate", "compared with"].map(str::to_owned);
+    let lines = measured.iter().flat_map(|part| part.lines.iter().map(move |line| (part, line)));
     let shares: Vec<(String, f64)> = lines
         .filter_map(|(part, line)| Some((format!("{}: {}", part.name, part.what), line.share?)))
         .collect();
@@ -70,7 +64,7 @@ pub(crate) fn demo_page(measured: &[Measured], store: &[Figures]) -> String {
         .collect();
     let body = [
         header,
-        section("Parts", EXPLANATION, &table("Medians of one short run each", &heads, &rows)),
+        section("Parts", EXPLANATION, &table("Medians of one short run each", &demo::HEADS, &rows)),
         section("Beside plain code", "The line is plain code, or memcpy: 1.", &charts::shares(&shares)),
         section(
             "Store",
@@ -83,11 +77,7 @@ pub(crate) fn demo_page(measured: &[Measured], store: &[Figures]) -> String {
         section(
             "Repeat a line",
             "",
-            &table(
-                "The command of each line",
-                &["what was measured", "command"].map(str::to_owned),
-                &commands,
-            ),
+            &table("The command of each line", &["what was measured", "command"], &commands),
         ),
     ]
     .concat();
@@ -236,8 +226,7 @@ fn throughput(comparison: &Comparison<'_>) -> String {
         return String::new();
     }
     let shown: Vec<&Group<'_>> = comparison.groups.iter().take(PANELS).collect();
-    let heads =
-        ["configuration", "Meta", "runs", "Delegation", "runs", "ratio", "run by run"].map(str::to_owned);
+    let heads = ["configuration", "Meta", "runs", "Delegation", "runs", "ratio", "run by run"];
     let rows: Vec<Vec<Cell>> = comparison
         .groups
         .iter()
@@ -293,7 +282,7 @@ fn latency(comparison: &Comparison<'_>) -> String {
     }
     let panels = panels(comparison, "l", charts::latency);
     let mut heads = names(comparison);
-    heads.extend(["p50", "p99", "p99.9", "max"].map(str::to_owned));
+    heads.extend(["p50", "p99", "p99.9", "max"]);
     let rows = rows(comparison, |figures| {
         [figures.p50_ns, figures.p99_ns, figures.p999_ns, figures.max_ns]
             .map(|ns| Cell::Figure(time(ns)))
@@ -330,7 +319,7 @@ fn batches(comparison: &Comparison<'_>) -> String {
         return String::new();
     }
     let mut heads = names(comparison);
-    heads.extend(["WRITEs", "messages each", "most often"].map(str::to_owned));
+    heads.extend(["WRITEs", "messages each", "most often"]);
     let rows = rows(comparison, |figures| {
         let writes = figures.batches.iter().fold(0u64, |sum, [_, count]| sum.saturating_add(*count));
         let most = figures.batches.iter().max_by_key(|[_, count]| *count).filter(|[_, count]| *count > 0);
@@ -413,16 +402,23 @@ fn details(comparison: &Comparison<'_>) -> String {
         return String::new();
     }
     let mut heads = names(comparison);
-    let more =
-        ["operations", "seconds", "ops/s", "slowest run", "fastest run", "errors", "node gone", "cores"];
-    heads.extend(more.map(str::to_owned));
+    heads.extend([
+        "operations",
+        "seconds",
+        "ops/s",
+        "slowest run",
+        "fastest run",
+        "errors",
+        "node gone",
+        "cores",
+    ]);
     let has_limit = comparison
         .groups
         .iter()
         .flat_map(|group| &group.results)
         .any(|figures| figures.limit_ops_per_s.is_some());
     if has_limit {
-        heads.extend(["limit", "of limit"].map(str::to_owned));
+        heads.extend(["limit", "of limit"]);
     }
     let all = rows(comparison, |figures| {
         let of_limit = [
@@ -479,20 +475,18 @@ fn details(comparison: &Comparison<'_>) -> String {
         ("Counters", &["backend", "configuration", "counter", "count"][..], counters),
     ] {
         if !rows.is_empty() {
-            let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
-            html +=
-                &format!("<details><summary>{name}</summary>\n{}</details>\n", table(name, &heads, &rows));
+            html += &format!("<details><summary>{name}</summary>\n{}</details>\n", table(name, heads, &rows));
         }
     }
     section("Every result", "", &html)
 }
 
 /// The column heads of [`rows`].
-fn names(comparison: &Comparison<'_>) -> Vec<String> {
-    let mut names = vec!["backend".to_owned()];
+fn names(comparison: &Comparison<'_>) -> Vec<&'static str> {
+    let mut names = vec!["backend"];
     if let Some(group) = comparison.groups.first() {
         let varied = group.facts.iter().zip(comparison.varies).filter(|(_, varies)| *varies);
-        names.extend(varied.map(|(fact, _)| fact.name.to_owned()));
+        names.extend(varied.map(|(fact, _)| fact.name));
     }
     names
 }

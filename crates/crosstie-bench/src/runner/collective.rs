@@ -39,62 +39,70 @@ impl Collective<'_> {
         };
         let blobs = self.job.all_gather(&blob)?;
         own?;
-        let read = |blob: &Vec<u8>| match blob.as_slice() {
+        let read = |(rank, blob): (u32, &Vec<u8>)| match blob.as_slice() {
             [0, result @ ..] => Ok(result.to_vec()),
-            [1, text @ ..] => Err(Error::Peer(String::from_utf8_lossy(text).into_owned())),
+            [1, text @ ..] => Err(Error::Rank { rank, what: String::from_utf8_lossy(text).into_owned() }),
             _ => Err(Error::Protocol),
         };
-        blobs.iter().map(read).collect()
-    }
-
-    /// Waits for all ranks.
-    pub(crate) fn barrier(&mut self, own: Result<(), Error>) -> Result<(), Error> {
-        self.gather(own.map(|()| Vec::new())).map(drop)
+        (0..).zip(&blobs).map(read).collect()
     }
 
     /// Waits for all ranks. Every rank gets the values of all, in the order of ranks.
     pub(crate) fn gather_values<T: Serialize + DeserializeOwned>(
         &mut self,
-        own: &T,
+        own: Result<T, Error>,
     ) -> Result<Vec<T>, Error> {
-        let json =
-            serde_json::to_vec(own).map_err(|source| Error::Os { what: "JSON", source: source.into() });
-        let all = self.gather(json)?;
-        all.iter().map(|json| serde_json::from_slice(json).map_err(|_| Error::Protocol)).collect()
+        let all = self.gather(own.and_then(|own| Ok(serde_json::to_vec(&own)?)))?;
+        all.iter().map(|json| Ok(serde_json::from_slice(json)?)).collect()
+    }
+
+    /// Waits for all ranks. Returns this rank's own value if all ranks succeeded.
+    pub(crate) fn agree<T>(&mut self, own: Result<T, Error>) -> Result<T, Error> {
+        let (value, outcome) = match own {
+            Ok(value) => (Some(value), Ok(Vec::new())),
+            Err(error) => (None, Err(error)),
+        };
+        self.gather(outcome)?;
+        value.ok_or(Error::Protocol)
     }
 
     /// Waits for all ranks. Returns what all have done together, in the time of the slowest.
     pub(crate) fn total(&mut self, own: Result<Option<Throughput>, Error>) -> Result<Throughput, Error> {
-        let own = own.map(|own| own.map_or([0; 2], |own| [own.operations, own.time.as_nanos() as u64]));
         let mut total = Throughput { operations: 0, time: Duration::ZERO };
-        for words in self.gather(own.map(|words| words.map(u64::to_le_bytes).concat()))? {
-            let (words, []) = words.as_chunks::<8>() else { return Err(Error::Protocol) };
-            let [operations, ns] = *words else { return Err(Error::Protocol) };
-            total.operations += u64::from_le_bytes(operations);
-            total.time = total.time.max(Duration::from_nanos(u64::from_le_bytes(ns)));
+        for one in self.gather_values(own)?.into_iter().flatten() {
+            total.operations += one.operations;
+            total.time = total.time.max(one.time);
         }
         Ok(total)
-    }
-
-    /// Waits for all ranks. Returns this rank's own value, and what all ranks tell the others.
-    pub(crate) fn share<T>(&mut self, own: Result<(T, Vec<u8>), Error>) -> Result<(T, Vec<Vec<u8>>), Error> {
-        let (value, blob) = match own {
-            Ok((value, blob)) => (Some(value), Ok(blob)),
-            Err(error) => (None, Err(error)),
-        };
-        let blobs = self.gather(blob)?;
-        Ok((value.ok_or(Error::Protocol)?, blobs))
     }
 
     /// Connects this end with that of the other one of two ranks.
     pub(crate) fn connect<T: Connect>(&mut self, opened: Result<T, Error>) -> Result<T, Error> {
         let other = usize::from(self.is_leader());
-        let (mut end, addresses) = self.share(opened.map(|end| {
-            let address = end.address();
-            (end, address)
-        }))?;
-        let connected = addresses.get(other).ok_or(Error::Protocol).and_then(|address| end.connect(address));
-        self.barrier(connected)?;
-        Ok(end)
+        let (opened, address) = match opened.map(|end| (end.address(), end)) {
+            Ok((address, end)) => (Some(end), Ok(address)),
+            Err(error) => (None, Err(error)),
+        };
+        let addresses = self.gather(address)?;
+        let (mut end, address) = opened.zip(addresses.get(other)).ok_or(Error::Protocol)?;
+        let connected = end.connect(address);
+        self.agree(connected.map(|()| end))
+    }
+
+    /// Sends the bytes of all ranks to rank 0, in pieces that the job can carry. The other ranks get empty results.
+    pub(crate) fn gather_to_leader(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        const PIECE: usize = 1 << 19;
+        let lens = self.gather_values(Ok(bytes.len()))?;
+        let pieces = lens.iter().max().map_or(0, |most| most.div_ceil(PIECE));
+        let mut all = vec![Vec::new(); lens.len()];
+        let mut own_pieces = bytes.chunks(PIECE);
+        for _ in 0..pieces {
+            let mut blobs = vec![Vec::new(); lens.len()];
+            blobs[0] = own_pieces.next().unwrap_or_default().to_vec();
+            for (all, piece) in all.iter_mut().zip(self.job.exchange(&blobs)?) {
+                all.extend_from_slice(&piece);
+            }
+        }
+        Ok(all)
     }
 }

@@ -112,8 +112,10 @@ pub(crate) struct Counts {
 
 impl Counts {
     pub(crate) fn new(counters: impl IntoIterator<Item = (&'static str, u64)>, errors: u64) -> Counts {
-        let counters = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-        Counts { counters, errors, ..Counts::default() }
+        let mut counts = Counts { errors, ..Counts::default() };
+        // Not `collect`, which sorts: each caller would get a sort function of its own.
+        counts.counters.extend(counters.into_iter().map(|(name, count)| (name.to_owned(), count)));
+        counts
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
@@ -194,7 +196,7 @@ fn run_rank<'a>(benchmark: &'a dyn Benchmark, mut rank: Rank<'a>) -> Result<Opti
             // The first slice was the warm-up. All ranks forget it before any of them begins the next one.
             slices.iter_mut().for_each(Vec::clear);
             contenders.iter_mut().for_each(|contender| contender.exchange.reset());
-            collective.barrier(Ok(()))?;
+            collective.agree(Ok(()))?;
         }
         for (Contender { role, exchange }, slices) in contenders.iter_mut().zip(&mut slices) {
             let is_limit = !matches!(role, Role::Main | Role::Beside);
@@ -209,7 +211,7 @@ fn run_rank<'a>(benchmark: &'a dyn Benchmark, mut rank: Rank<'a>) -> Result<Opti
 
     let own: Vec<Counts> = contenders.iter().map(|contender| contender.exchange.counts()).collect();
     let mut counts: Vec<Counts> = contenders.iter().map(|_| Counts::default()).collect();
-    for of_rank in collective.gather_values(&own)? {
+    for of_rank in collective.gather_values(Ok(own))? {
         counts.iter_mut().zip(of_rank).for_each(|(sum, counts)| sum.add(counts));
     }
     if !collective.is_leader() {

@@ -54,7 +54,7 @@ impl Rank<'_> {
     /// Pins this rank to its core, then waits until the others are pinned too.
     pub(super) fn pin(&mut self) -> Result<(), Error> {
         let pinned = self.cores.as_ref().map_or(Ok(()), |cores| cores::pin_thread(cores[self.number]));
-        self.collective.barrier(pinned)
+        self.collective.agree(pinned)
     }
 }
 
@@ -102,7 +102,7 @@ fn check_launcher(job: &Job<'_>, size: usize, launched: &mut dyn Bootstrap) -> R
         return usage(format!("bench {bench} needs {ranks} ranks, but this job has {size}: start {ranks}"));
     }
     let own = format!("{} {:?} {:?}", job.what, job.options, job.common.duration);
-    let all = Collective { job: launched }.gather_values(&own)?;
+    let all = Collective { job: launched }.gather_values(Ok(own.clone()))?;
     if all.iter().all(|options| *options == own) {
         return Ok(());
     }
@@ -161,7 +161,7 @@ fn rank<'a>(
         (None, Some(spec)) => Device::open(spec).map(Some).map_err(Error::from),
         (device, _) => Ok(device),
     };
-    let device = collective.share(opened.map(|device| (device, Vec::new())))?.0;
+    let device = collective.agree(opened)?;
     // If the ranks share no memory, a launcher has started them and has chosen their cores.
     let cores = if region.is_some() { cores::assign(job.ranks)? } else { None };
     // A rank that shares its core must yield it soon.

@@ -1,23 +1,24 @@
 //! The options of `bench kv`.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use crate::kv::{self as bench, Plan};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::Error;
+use crate::kv::{Cores, Plan};
 use crate::workload;
 use crosstie::device::DeviceSpec;
 use crosstie_kv::Backend;
-
-use crate::error::Error;
 
 /// The key-value store on a cluster of nodes and their clients.
 ///
 /// By default it starts all nodes as processes on this machine. Under mpirun, or with a rendezvous, each rank is one node; for a
 /// rendezvous start the same command on each machine with CROSSTIE_RENDEZVOUS, CROSSTIE_RANK, CROSSTIE_SIZE and
 /// CROSSTIE_SECRET_FILE set. Ctrl-C ends the benchmark and prints what was measured so far.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[command(allow_negative_numbers = true)]
 pub struct Arguments {
     /// How requests reach other nodes. With two backends, separated by a comma, their runs alternate and the JSON is an array.
@@ -68,50 +69,45 @@ pub struct Arguments {
     pub(crate) seed: u64,
     /// Device that connects the nodes: software, verbs:NAME[/PORT[/GID]] or fault:SEED[/KIND=N]...:DEVICE.
     #[arg(long, value_name = "SPEC", default_value = "software")]
+    #[serde(with = "text")]
     pub(crate) device: DeviceSpec,
     /// Record all operations, a million at most, and check that the history is linearizable.
     #[arg(long)]
     pub(crate) check: bool,
     /// Cores to pin to, first the daemons and then the client threads of each node: auto, none, or a list such as 0,1,4.
     #[arg(long, value_name = "LIST", default_value = "auto")]
+    #[serde(with = "text")]
     pub(crate) cores: Cores,
     /// Measure all combinations of options in a TOML file, see docs/method.md; options given here apply to what it leaves out.
     #[arg(long, value_name = "FILE.toml")]
+    #[serde(skip)]
     pub(crate) plan: Option<PathBuf>,
     /// Write the results to NAME.json and a report to NAME.html; with --plan, the default is the plan's name unless --json is given.
     #[arg(short, long, value_name = "NAME")]
+    #[serde(skip)]
     pub(crate) output: Option<PathBuf>,
     /// Print JSON to standard output instead of a table.
     #[arg(long)]
+    #[serde(skip)]
     pub json: bool,
 }
 
-/// See [`bench::Cores`].
-#[derive(Clone, Debug)]
-pub(crate) struct Cores(bench::Cores);
+/// A value is the text that the command line takes.
+mod text {
+    use std::fmt::Display;
+    use std::str::FromStr;
 
-impl FromStr for Cores {
-    type Err = String;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
 
-    fn from_str(text: &str) -> Result<Cores, String> {
-        let wrong = |_| "give auto, none, or core numbers separated by commas".to_owned();
-        Ok(Cores(match text {
-            "auto" => bench::Cores::Auto,
-            "none" => bench::Cores::None,
-            list => {
-                bench::Cores::List(list.split(',').map(str::parse).collect::<Result<_, _>>().map_err(wrong)?)
-            }
-        }))
+    pub(super) fn serialize<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
     }
-}
 
-impl Cores {
-    fn to_arg(&self) -> String {
-        match &self.0 {
-            bench::Cores::Auto => "auto".into(),
-            bench::Cores::None => "none".into(),
-            bench::Cores::List(cores) => cores.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
-        }
+    pub(super) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<T, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
     }
 }
 
@@ -137,7 +133,7 @@ impl Arguments {
             seed: 1,
             device: DeviceSpec::Software,
             check: false,
-            cores: Cores(bench::Cores::Auto),
+            cores: Cores::Auto,
             plan: None,
             output: None,
             json: false,
@@ -171,41 +167,41 @@ impl Arguments {
             processes: self.processes.then(|| vec!["bench".into(), "kv-client".into()]),
             check: self.check,
             device: self.device.clone(),
-            cores: self.cores.0.clone(),
+            cores: self.cores.clone(),
             launcher: launcher.to_owned(),
         })
     }
 
+    /// The same options with another value of one of them.
+    pub(super) fn with(&self, name: &str, value: &Value) -> Result<Arguments, String> {
+        let mut options = serde_json::to_value(self).map_err(|error| error.to_string())?;
+        let Some(option) = options.get_mut(name) else {
+            return Err(format!("there is no option {name}: see `crosstie bench kv --help`"));
+        };
+        *option = value.clone();
+        // A number that is none is null in JSON, which stands for an option that was not given.
+        let changed = serde_json::from_value(options).ok().filter(|_| !value.is_null());
+        changed.ok_or_else(|| {
+            format!(
+                "{name}: this is neither a value of this option nor a list of values: see `crosstie bench kv --help`"
+            )
+        })
+    }
+
     /// The same options as a command line, for the other ranks.
-    pub(crate) fn to_args(&self) -> Vec<OsString> {
-        let mut words: Vec<String> = vec!["bench".into(), "kv".into()];
-        let mut add = |name: &str, value: String| words.push(format!("--{name}={value}"));
-        let backends: Vec<&str> = self.backend.iter().map(|backend| backend.as_str()).collect();
-        add("backend", backends.join(","));
-        if let Some(nodes) = self.nodes {
-            add("nodes", nodes.to_string());
+    pub(super) fn to_args(&self) -> Result<Vec<String>, Error> {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let mut words = vec!["bench".to_owned(), "kv".to_owned()];
+        for (name, value) in serde_json::to_value(self)?.as_object().into_iter().flatten() {
+            match value {
+                Value::Null | Value::Bool(false) => {}
+                Value::Bool(true) => words.push(format!("--{name}")),
+                Value::Array(all) => {
+                    words.push(format!("--{name}={}", all.iter().map(text).collect::<Vec<_>>().join(",")));
+                }
+                value => words.push(format!("--{name}={}", text(value))),
+            }
         }
-        add("daemons", self.daemons.to_string());
-        add("clients", self.clients.to_string());
-        add("queue-depth", self.queue_depth.to_string());
-        add("read-ratio", self.read_ratio.to_string());
-        add("keys", self.keys.to_string());
-        add("zipf", self.zipf.to_string());
-        add("runs", self.runs.to_string());
-        add("duration", self.duration.to_string());
-        add("payload", self.payload.to_string());
-        if let Some(share) = self.local_share {
-            add("local-share", share.to_string());
-        }
-        if let Some(rate) = self.open {
-            add("open", rate.to_string());
-        }
-        add("seed", self.seed.to_string());
-        add("device", self.device.to_string());
-        add("cores", self.cores.to_arg());
-        for (flag, given) in [("--processes", self.processes), ("--check", self.check)] {
-            words.extend(given.then(|| flag.to_owned()));
-        }
-        words.into_iter().map(OsString::from).collect()
+        Ok(words)
     }
 }

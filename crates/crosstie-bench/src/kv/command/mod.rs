@@ -99,11 +99,11 @@ fn measure(
         match outcome {
             Ok(outcome) => {
                 found.results.extend(outcome.figures);
-                found.error = outcome.error.map(Error::from);
+                found.error = outcome.error;
             }
             // A rank that was interrupted before it was ready is missing for the others: report the interruption, not that.
             Err(_) if interrupt.load(Relaxed) => {
-                found.error = Some(bench::Error::Interrupted.into());
+                found.error = Some(Error::Interrupted);
             }
             // Keeps the results of earlier combinations.
             Err(error) => found.error = Some(error),
@@ -155,7 +155,7 @@ fn launch_once(
     match arguments.nodes.unwrap_or(1) {
         1 => run_as_rank(&mut bootstrap::SingleRank::default(), "local", arguments, interrupt, progress),
         nodes => {
-            let mut job = local::JobBuilder::new(nodes).arguments(arguments.to_args()).start()?;
+            let mut job = local::JobBuilder::new(nodes).arguments(arguments.to_args()?).start()?;
             let outcome = run_as_rank(&mut job, "local", arguments, interrupt, progress)?;
             if outcome.error.is_none() {
                 job.finish()?;
@@ -179,7 +179,7 @@ fn run_as_rank(
         return Err(Error::Usage(format!("--nodes {nodes}, but this job has {size} ranks: leave it out")));
     }
     let plan = arguments.plan(launcher)?;
-    Ok(bench::run(job, &plan, interrupt, progress)?)
+    bench::run(job, &plan, interrupt, progress)
 }
 
 /// Prints the results and saves them under `name`, on the leading rank. With `several` the JSON is an array, even of one result.
