@@ -24,7 +24,6 @@ const RING_RESPONSE_DIVISOR: usize = 32;
 
 impl<U> ConnectionState<U> {
     /// Handles a call that the protocol refused: as a bulk call if it is too long for the ring, else as a refusal.
-    #[cold]
     #[inline(never)]
     pub(super) fn call_after_refusal(
         &mut self,
@@ -103,7 +102,6 @@ impl<U> ConnectionState<U> {
     }
 
     /// Accepts a response that is a bulk response, or that may belong to a bulk call.
-    #[cold]
     #[inline(never)]
     pub(super) fn accept_bulk_response(
         &mut self,

@@ -310,7 +310,7 @@ impl<U> ContextCore<U> {
     }
 
     /// Collects queued requests that are complete now, and operations that have completed.
-    #[cold]
+    #[inline(never)]
     pub(super) fn collect_ready(&self, connection: &Rc<ConnectionCore<U>>) {
         while let Some(completion) = connection.take_raw_completion() {
             self.counters.raw_completed.add(1);
