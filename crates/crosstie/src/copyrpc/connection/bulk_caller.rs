@@ -93,7 +93,7 @@ impl<U> ConnectionState<U> {
             debug_assert!(copied.is_ok(), "regions are long enough");
         }
         connected.write_in_two_parts(&placement, &regions.descriptor(payload.len()).encode(), in_ring);
-        self.deadlines.record(call, deadline, self.config.pending_calls);
+        self.deadlines.set(call.index(), call, deadline);
         self.queue.account.counters.bulk_calls.add(1);
         let bulk = self.bulk();
         bulk.bulk_calls += 1;
