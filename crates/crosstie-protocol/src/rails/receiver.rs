@@ -113,18 +113,6 @@ impl Receiver {
         Some(message)
     }
 
-    /// Takes back the last request, which the peer was not told about.
-    pub fn unpost(&mut self) {
-        if let Some(message) = self.posted.checked_sub(1) {
-            let index = self.slot_of(message);
-            if self.slots[index].is_open && self.slots[index].message == message {
-                self.slots[index].is_open = false;
-                self.posted = message;
-                self.open -= 1;
-            }
-        }
-    }
-
     #[inline]
     fn slot_of(&self, message: u64) -> usize {
         message as usize & (self.slots.len() - 1)
