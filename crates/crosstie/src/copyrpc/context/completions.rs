@@ -249,7 +249,7 @@ impl<U> ContextCore<U> {
             };
             match arrival {
                 Arrival::Request { reply_token, offset, len } => {
-                    handler.on_request(connection, payload_at(offset, len), reply_token);
+                    handler.on_request(connection, payload_at(offset, len), Some(reply_token));
                 }
                 Arrival::Response { user: Some(user), offset, len } => {
                     *responses += 1;
