@@ -485,7 +485,7 @@ impl<U> ConnectionCore<U> {
 
 impl<U> ConnectedState<U> {
     /// Frees the ring space of the message that was taken last, if it came with its completion.
-    #[inline(always)]
+    #[inline]
     fn finish_copied(&mut self, is_copied: bool, own_position: &Mr) {
         if is_copied {
             self.flow.finish_message();

@@ -32,7 +32,7 @@ impl<U> Request<'_, U> {
     }
 
     /// The payload.
-    #[inline(always)]
+    #[inline]
     pub fn data(&self) -> Payload<'_> {
         match &self.reply_token {
             Some(_) => self.payload,
@@ -62,7 +62,7 @@ impl<U> Request<'_, U> {
     }
 
     /// Sends the response, as [`RecvHandle::reply`] does.
-    #[inline(always)]
+    #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<U>> {
         match self.reply_in_place(payload) {
             Ok(()) => Ok(()),
@@ -153,7 +153,7 @@ pub(super) struct QueueRequests<'c, U, R> {
 }
 
 impl<U, R: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRequests<'_, U, R> {
-    #[inline(always)]
+    #[inline]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         (self.on_response)(user, response);
     }
@@ -196,7 +196,7 @@ where
     F: FnMut(&mut S, Request<'_, U>) -> bool,
     G: FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
 {
-    #[inline(always)]
+    #[inline]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         (self.on_response)(self.state, user, response);
     }

@@ -164,7 +164,7 @@ impl CallTable {
     }
 
     /// Ends a call with the result that the context delivered.
-    #[inline(always)]
+    #[inline]
     pub(super) fn finish_call(&self, token: CallToken, result: Result<Payload<'_>, CallFailed>) {
         match result {
             Ok(response) => self.answer_call(token, response),
