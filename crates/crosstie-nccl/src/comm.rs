@@ -94,7 +94,7 @@ impl<T> Requests<T> {
     }
 
     /// Inlined for the same reason as [`KeySlab`]'s.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn insert(&mut self, kind: Kind, entry: T) -> Result<Key, Fault> {
         match self.entries.insert(entry) {
             Ok(EntryKey { index, generation }) => {

@@ -58,7 +58,7 @@ const RECENT: usize = 8;
 
 impl RecentMemory {
     /// The memory with this key.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn get(&mut self, key: Key) -> Result<&Registered, Fault> {
         let entry = &mut self.entries[key.entry().index as usize % RECENT];
         if !matches!(entry, Some((known, _)) if *known == key) {

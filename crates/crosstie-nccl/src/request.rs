@@ -1,6 +1,7 @@
 //! Sending, receiving, flushing, and asking whether a request is done.
 
 use core::ffi::c_int;
+use core::iter;
 
 use crosstie::rails::{RecvBuffer, RequestError};
 
@@ -45,44 +46,33 @@ fn recv_buffer<'a>(registered: &'a Registered, buffer: &Buffer) -> Result<RecvBu
     Ok(RecvBuffer { memory, range, tag: buffer.tag as u32 })
 }
 
-/// `irecv` for one buffer, which allocates nothing. `None` if too many receives are outstanding.
-#[inline(always)]
-pub(crate) fn irecv_single(comm: Key, buffer: &Buffer) -> Result<Option<Key>, Fault> {
+/// `irecv` for one buffer or more; for one it allocates nothing. `None` if too many receives are outstanding.
+#[inline]
+pub(crate) fn irecv(comm: Key, first: &Buffer, others: &[Buffer]) -> Result<Option<Key>, Fault> {
     let mut comm = RECVS.lock(comm)?;
     let comm = &mut *comm;
     if comm.requests.is_full() {
         comm.connection.progress();
         return Ok(None);
     }
-    let part = recv_buffer(comm.recent.get(buffer.memory)?, buffer)?;
-    let Some(request) = comm.connection.irecv(&[part])? else { return Ok(None) };
-    let outstanding = Outstanding::Receive(request);
-    comm.requests
-        .insert(Kind::RecvRequest, RecvEntry { outstanding, memory: buffer.memory, others: Box::default() })
-        .map(Some)
-}
-
-/// `irecv` for several buffers.
-pub(crate) fn irecv(comm: Key, buffers: &[Buffer]) -> Result<Option<Key>, Fault> {
-    let mut comm = RECVS.lock(comm)?;
-    let comm = &mut *comm;
-    if comm.requests.is_full() {
-        comm.connection.progress();
-        return Ok(None);
-    }
-    let memory = buffers.iter().map(|buffer| Registered::find(buffer.memory));
-    let memory = memory.collect::<Result<Vec<_>, _>>()?;
-    let parts = memory.iter().zip(buffers).map(|(registered, buffer)| recv_buffer(registered, buffer));
-    let received = comm.connection.irecv(&parts.collect::<Result<Vec<_>, _>>()?)?;
+    let part = recv_buffer(comm.recent.get(first.memory)?, first)?;
+    let received = if others.is_empty() {
+        comm.connection.irecv(&[part])?
+    } else {
+        let found = others.iter().map(|buffer| Registered::find(buffer.memory));
+        let found = found.collect::<Result<Vec<_>, _>>()?;
+        let rest = found.iter().zip(others).map(|(registered, buffer)| recv_buffer(registered, buffer));
+        let parts = iter::once(Ok(part)).chain(rest).collect::<Result<Vec<_>, _>>()?;
+        comm.connection.irecv(&parts)?
+    };
     let Some(request) = received else { return Ok(None) };
-    let Some((first, others)) = buffers.split_first() else { return Ok(None) };
     let others = others.iter().map(|buffer| buffer.memory).collect();
     let entry = RecvEntry { outstanding: Outstanding::Receive(request), memory: first.memory, others };
     comm.requests.insert(Kind::RecvRequest, entry).map(Some)
 }
 
 /// `test`: true ends the request. `take_sizes` gets the bytes of each buffer.
-#[inline(always)]
+#[inline]
 pub(crate) fn test(key: Key, take_sizes: impl Fn(&[usize])) -> Result<bool, Fault> {
     let index = comm_of(key);
     if key.is(Kind::SendRequest) {

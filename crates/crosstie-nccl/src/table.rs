@@ -92,7 +92,7 @@ impl<T> Table<T> {
     /// Exclusive access to the object with this key. Waits while another thread has it.
     ///
     /// Inlined, as [`lock_index`](Table::lock_index) is: returning guards through memory took 8 % of the time of a short message.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn lock(&self, key: Key) -> Result<Guard<'_, T>, Fault> {
         let guard = self.lock_index(key.entry().index)?;
         match &*guard.0 {
@@ -102,7 +102,7 @@ impl<T> Table<T> {
     }
 
     /// As [`lock`](Table::lock), for the object that is in a slot now, whatever its key.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn lock_index(&self, index: u32) -> Result<Guard<'_, T>, Fault> {
         // `ok_or` would make the error, and drop it, in every call.
         let Some(slot) = self.slot(index) else { return Err(Fault::InvalidKey(self.kind)) };

@@ -26,19 +26,19 @@ impl<const INTERVAL: u32> Signaling<INTERVAL> {
     }
 
     /// Whether the next request must be signaled.
-    #[inline(always)]
+    #[inline]
     pub const fn is_due(&self) -> bool {
         self.unsignaled + 1 >= INTERVAL
     }
 
     /// Counts a request that the device has accepted.
-    #[inline(always)]
+    #[inline]
     pub const fn count_post(&mut self, is_signaled: bool) {
         self.unsignaled = if is_signaled { 0 } else { self.unsignaled + 1 };
     }
 
     /// The requests since the last signaled one.
-    #[inline(always)]
+    #[inline]
     pub const fn unsignaled(&self) -> u32 {
         self.unsignaled
     }

@@ -131,7 +131,7 @@ impl<T, K: SlabKey> Slab<T, K> {
     /// Adds an entry. Returns the value if the table is full.
     ///
     /// Inlined, as [`remove`](Slab::remove) is: passing values through memory took 7 % of the time of a short message of the NCCL plugin.
-    #[inline(always)]
+    #[inline]
     pub fn insert(&mut self, value: T) -> Result<K, T> {
         if self.free == NONE && !self.grow() {
             return Err(value);
@@ -170,7 +170,7 @@ impl<T, K: SlabKey> Slab<T, K> {
     }
 
     /// Takes the entry out. Its key finds nothing from then on.
-    #[inline(always)]
+    #[inline]
     pub fn remove(&mut self, key: K) -> Option<T> {
         let slot = self.slots.get_mut(key.index() as usize)?;
         let value = slot.value.take_if(|_| slot.key == key)?;

@@ -74,7 +74,7 @@ pub(crate) mod sealed {
             Typed { words: [0; SMALL / 8], large: None, bytes: vec![0; large].into() }
         }
 
-        #[inline(always)]
+        #[inline]
         fn receive(inbox: &mut Typed<T>, len: usize, read: impl FnOnce(&mut [u8])) -> bool {
             if len != size_of::<T>() {
                 return false;
@@ -89,7 +89,7 @@ pub(crate) mod sealed {
             T::try_ref_from_bytes(bytes).is_ok()
         }
 
-        #[inline(always)]
+        #[inline]
         fn received(inbox: &Typed<T>, _: usize) -> Option<&T> {
             if !is_small::<T>() {
                 return inbox.large.as_ref();
@@ -111,7 +111,7 @@ pub(crate) mod sealed {
             vec![0; limit].into()
         }
 
-        #[inline(always)]
+        #[inline]
         fn receive(inbox: &mut Box<[u8]>, len: usize, read: impl FnOnce(&mut [u8])) -> bool {
             inbox.get_mut(..len).map(read).is_some()
         }

@@ -301,13 +301,8 @@ unsafe extern "C" fn irecv(
                 memory: Key::from_ptr(element(memory, index, "mhandles")?),
             })
         };
-        let comm = Key::from_ptr(comm);
-        let received = if count == 1 {
-            request::irecv_single(comm, &buffer(0)?)?
-        } else {
-            request::irecv(comm, &(0..count).map(buffer).collect::<Result<Vec<_>, _>>()?)?
-        };
-        if let Some(key) = received {
+        let others = (1..count).map(buffer).collect::<Result<Vec<_>, _>>()?;
+        if let Some(key) = request::irecv(Key::from_ptr(comm), &buffer(0)?, &others)? {
             request.set(key.to_ptr());
         }
         Ok(())

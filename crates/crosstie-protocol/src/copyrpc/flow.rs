@@ -265,7 +265,7 @@ impl<U> Flow<U> {
     }
 
     /// Checks what is in front of the messages of a batch, and returns it as metadata.
-    #[inline(always)]
+    #[inline]
     fn check_batch<R: Report<Violation>>(&self, place: &BatchPlace, front: Front) -> Result<FlowMetadata, R> {
         let metadata = match front {
             Front::Metadata(words) => FlowMetadata::from_words(words)?,
@@ -343,7 +343,7 @@ impl<U> Flow<U> {
     }
 
     /// Checks the next message. Returns the bytes that it takes in the ring.
-    #[inline(always)]
+    #[inline]
     fn check_message<const COMPACT: bool, R: Report<Violation>>(&self, header: Header) -> Result<u64, R> {
         let (size, unused) = self.receiver.check_size::<COMPACT, R>(&header)?;
         let blocks = header.credit_blocks;

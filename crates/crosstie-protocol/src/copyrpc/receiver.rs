@@ -183,7 +183,7 @@ impl Receiver {
     }
 
     /// Checks that the next message is inside its batch. Returns the bytes that it takes, and those behind it.
-    #[inline(always)]
+    #[inline]
     pub(super) fn check_size<const COMPACT: bool, R: Report<Violation>>(
         &self,
         header: &Header,
@@ -195,13 +195,13 @@ impl Receiver {
     }
 
     /// Whether the next message is the last one of its batch.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_at_last(&self) -> bool {
         self.messages_left == 1
     }
 
     /// Whether the batch is compact, and has not ended.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_compact(&self) -> bool {
         self.compact.is_some()
     }

@@ -164,7 +164,7 @@ impl Sender {
     }
 
     /// Whether there is room for a request of `size` bytes. (There always is for a response that is [owed](Sender::owes).)
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_room(&self, size: u64) -> bool {
         // The bytes that `place` adds: for the metadata of a new batch, and behind the end of the ring.
         let total = if self.fits_open_batch(size) {
@@ -186,7 +186,7 @@ impl Sender {
 
     /// Adds a message of `size` bytes: to the open batch, or to a new one, at the start of the ring if need be. Returns its offset. The
     /// caller has checked that there is room. `consumer` is called only if the end of the ring seals a write.
-    #[inline(always)]
+    #[inline]
     pub(super) fn place(&mut self, header: &Header, size: u64, consumer: impl FnOnce() -> u64) -> u64 {
         if !self.fits_open_batch(size) {
             self.begin_batch(header, size, consumer);

@@ -63,7 +63,7 @@ pub struct Receiver {
     recent: Mask,
 }
 
-#[inline(always)]
+#[inline]
 fn nibble(word: u64, attempt: u8) -> Mask {
     (word >> (4 * u32::from(attempt & 15))) as Mask & 15
 }
@@ -99,7 +99,7 @@ impl Receiver {
 
     /// Opens a request with room for so many bytes; returns the number of its message. `None` if the slot of the next message
     /// is still in use.
-    #[inline(always)]
+    #[inline]
     pub fn post(&mut self, room: u64) -> Option<u64> {
         let message = self.posted;
         let index = self.slot_of(message);
@@ -111,18 +111,6 @@ impl Receiver {
         self.posted += 1;
         self.open += 1;
         Some(message)
-    }
-
-    /// Takes back the last request, which the peer was not told about.
-    pub fn unpost(&mut self) {
-        if let Some(message) = self.posted.checked_sub(1) {
-            let index = self.slot_of(message);
-            if self.slots[index].is_open && self.slots[index].message == message {
-                self.slots[index].is_open = false;
-                self.posted = message;
-                self.open -= 1;
-            }
-        }
     }
 
     #[inline]

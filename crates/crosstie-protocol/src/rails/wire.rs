@@ -44,7 +44,7 @@ pub struct ClearToSend {
 const ADDRESS_BITS: u32 = 48;
 const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
 
-#[inline(always)]
+#[inline]
 fn check_of(words: &[u64; 8]) -> u64 {
     let mut sum = 0x9e37_79b9_7f4a_7c15_u64;
     for word in &words[..7] {
@@ -53,7 +53,7 @@ fn check_of(words: &[u64; 8]) -> u64 {
     sum
 }
 
-#[inline(always)]
+#[inline]
 fn to_words(bytes: &[u8; CTS_LEN]) -> [u64; 8] {
     let (chunks, _) = bytes.as_chunks::<8>();
     core::array::from_fn(|i| u64::from_le_bytes(chunks[i]))
@@ -61,7 +61,7 @@ fn to_words(bytes: &[u8; CTS_LEN]) -> [u64; 8] {
 
 impl ClearToSend {
     /// The bytes of this clear-to-send for message `message`.
-    #[inline(always)]
+    #[inline]
     pub fn encode(&self, message: u64) -> [u8; CTS_LEN] {
         let mut words = [0u64; 8];
         words[0] = self.addrs[0] & ADDRESS;
@@ -82,7 +82,7 @@ impl ClearToSend {
     }
 
     /// The clear-to-send of message `message`, if it has arrived in `bytes`.
-    #[inline(always)]
+    #[inline]
     pub fn decode(bytes: &[u8; CTS_LEN], message: u64) -> Option<ClearToSend> {
         let words = to_words(bytes);
         if words[6] != message + 1 || words[7] != check_of(&words) {

@@ -111,7 +111,6 @@ mod config;
 mod connection;
 mod context;
 mod counters;
-mod deadlines;
 mod error;
 mod flush_policy;
 #[cfg(all(test, not(loom)))]

@@ -101,7 +101,7 @@ impl<'r> Payload<'r> {
 
     /// Reads the bytes from `at` on as a value of type `T`. A value that is not small goes through `buffer`, which has room for
     /// it.
-    #[inline(always)]
+    #[inline]
     pub(super) fn read_from<T: TryFromBytes + KnownLayout, B: AsMut<[u8]>>(
         &self,
         at: usize,

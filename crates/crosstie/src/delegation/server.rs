@@ -520,7 +520,7 @@ impl Core {
     }
 
     /// Takes the request at the cursor, which is one of those that are ready.
-    #[inline(always)]
+    #[inline]
     fn take_next<Req: Message + ?Sized>(
         &mut self,
         inbox: &mut Req::Inbox,

@@ -63,13 +63,13 @@ impl Completion {
     /// memory.read(at, &mut bytes)?;
     /// # Ok(bytes) }
     /// ```
-    #[inline(always)]
+    #[inline]
     pub fn inline_data(&self) -> Option<&[u8]> {
         self.data.get()
     }
 
     /// The bytes that came with the completion, if there are at least `len`, with bytes behind them that have no meaning.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn inline_words(&self, len: usize) -> Option<&[u64; InlineData::MAX / 8]> {
         let InlineData::Bytes { words, len: held } = &self.data else { return None };
         let held = *held as usize;
@@ -92,7 +92,7 @@ impl InlineData {
     /// The longest message that a completion can carry.
     pub(crate) const MAX: usize = 48;
 
-    #[inline(always)]
+    #[inline]
     fn get(&self) -> Option<&[u8]> {
         match self {
             InlineData::None => None,
@@ -139,7 +139,7 @@ pub enum Opcode {
 
 impl Opcode {
     /// The opcode with this number; [`Opcode::Unspecified`] for all other numbers.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn from_code(code: u8) -> Opcode {
         match code {
             0 => Opcode::Send,

@@ -76,7 +76,7 @@ impl Cq {
         match &mut self.provider {
             Provider::Software(x) => x.is_ready(),
             #[cfg(feature = "verbs")]
-            Provider::Verbs(x) => x.wait(Duration::ZERO).unwrap_or(true),
+            Provider::Verbs(x) => x.is_ready().unwrap_or(true),
             Provider::Fault(x) => x.wait(Duration::ZERO).unwrap_or(true),
         }
     }

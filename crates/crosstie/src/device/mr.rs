@@ -220,7 +220,7 @@ impl Mr {
     }
 
     /// As [`read`](Mr::read), for a few bytes at an offset that is a multiple of 8.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn load<const N: usize>(&self, offset: usize) -> Result<[u8; N], OutOfRegion> {
         let from = self.checked(offset, N, self.readable())?;
         assert!(from.cast::<u64>().is_aligned());
@@ -229,13 +229,13 @@ impl Mr {
     }
 
     /// How many bytes the program may read: none if the memory is not mapped here.
-    #[inline(always)]
+    #[inline]
     fn readable(&self) -> usize {
         if self.start == 0 { 0 } else { self.len }
     }
 
     /// `limit` is `readable` or `writable`. An unmapped region has zero bytes at NULL.
-    #[inline(always)]
+    #[inline]
     fn checked(&self, offset: usize, len: usize, limit: usize) -> Result<*mut u8, OutOfRegion> {
         match offset.checked_add(len) {
             // SAFETY: `offset <= limit <= self.len`, so the result is inside the region or one past its end.

@@ -31,7 +31,7 @@ impl RingRegion {
     }
 
     /// Loads the 16 bytes at an offset, as two numbers. Offsets are multiples of 16, and are counted on beyond the end.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn load_words(&self, offset: usize) -> [u64; 2] {
         // SAFETY: the masked offset is a multiple of 16, and at least 16 bytes before the end of the region, which is valid for reads as
         // long as `self` has it, and aligned to 8. (Or both are zero, and the static has 16 bytes.) There are no references to the region.
@@ -43,7 +43,7 @@ impl RingRegion {
 
 impl RingRegion {
     /// A range of the ring, to be copied out. `None` if it is not inside of the ring.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> Option<SharedBytes<'_>> {
         if len > self.len || offset > self.len - len {
             return None;
@@ -55,7 +55,7 @@ impl RingRegion {
 
 impl Deref for RingRegion {
     type Target = Mr;
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &Mr {
         &self.region
     }

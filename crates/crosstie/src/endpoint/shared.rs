@@ -110,7 +110,7 @@ impl Shared {
     }
 
     /// Starts an operation while another thread has the engine.
-    #[cold]
+    #[inline(never)]
     fn submit(&self, operation: &mut Operation, timeout: Option<Duration>) -> Started {
         operation.timeout = timeout;
         let leased = self.table.lease(operation.take()).or_else(|operation| {
@@ -170,7 +170,7 @@ impl Shared {
         count
     }
 
-    #[cold]
+    #[inline(never)]
     fn run_called(&self, mut engine: Guard<'_, Engine>) -> usize {
         let mut count = 0;
         loop {

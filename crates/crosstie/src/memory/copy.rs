@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 /// # Safety
 ///
 /// `from..from + len` is valid for reads and `to..to + len` for writes; they do not overlap.
-#[inline(always)]
+#[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the requirements are the same as those of this function.
     unsafe { arch::copy(from, to, len) }
@@ -33,7 +33,7 @@ pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 ///
 /// As for [`copy`], with each of the places. `len` is not more than [`SHORT`].
-#[inline(always)]
+#[inline]
 pub(crate) unsafe fn copy_short_twice(from: *const u8, to: [*mut u8; 2], len: usize) {
     // SAFETY: the requirements are the same as those of this function. Code for longer copies is left out.
     unsafe {
@@ -50,7 +50,7 @@ pub(crate) const SHORT: usize = 64;
 /// # Safety
 ///
 /// They are valid for reads.
-#[inline(always)]
+#[inline]
 pub(crate) unsafe fn load_word(from: *const u8) -> u64 {
     // SAFETY: the requirements are the same as those of this function.
     unsafe { arch::load_word(from) }
@@ -62,7 +62,7 @@ pub(crate) unsafe fn load_word(from: *const u8) -> u64 {
 /// # Safety
 ///
 /// Both places are valid for writes of `16 + bytes.len()` bytes. No Rust reference to those bytes exists.
-#[inline(always)]
+#[inline]
 pub(crate) unsafe fn store_twice(head: [u64; 2], bytes: &[u8], to: [*mut u8; 2]) {
     // SAFETY: the requirements are the same as those of this function.
     unsafe { arch::store_twice(head, bytes, to) }

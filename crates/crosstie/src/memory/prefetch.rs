@@ -7,7 +7,7 @@
 pub(crate) const CACHE_LINE: usize = 64;
 
 /// Prefetches the cache line of `target` for writing. A hint: it only affects speed.
-#[inline(always)]
+#[inline]
 pub(crate) fn for_write<T>(target: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch has no effect that the program can see, and does not fault on any address.
@@ -19,7 +19,7 @@ pub(crate) fn for_write<T>(target: *const T) {
 }
 
 /// Prefetches the cache line of `target` for reading. A hint, as above.
-#[inline(always)]
+#[inline]
 pub(crate) fn for_read<T>(target: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above.
@@ -44,7 +44,7 @@ pub(crate) fn can_demote() -> bool {
 }
 
 /// Moves the cache line of `target` towards the caches that all cores share. A hint, as above.
-#[inline(always)]
+#[inline]
 pub(crate) fn demote<T>(target: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above; processors without this instruction execute it as a no-op.

@@ -301,7 +301,7 @@ impl<T: Shared> SharedSlice<T> {
     }
 
     /// `len` elements from `start` on.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn range(&self, start: usize, len: usize) -> &[T] {
         assert!(start <= self.len && len <= self.len - start);
         // SAFETY: inside the elements; otherwise as for `SharedRef::deref`.

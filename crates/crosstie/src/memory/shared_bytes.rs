@@ -23,29 +23,29 @@ impl<'m> SharedBytes<'m> {
     /// # Safety
     ///
     /// The bytes are valid for reads during `'m`.
-    #[inline(always)]
+    #[inline]
     pub(crate) unsafe fn new(start: *const u8, len: usize) -> SharedBytes<'m> {
         SharedBytes { start, len, of: PhantomData }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) const fn from_slice(bytes: &'m [u8]) -> SharedBytes<'m> {
         SharedBytes { start: bytes.as_ptr(), len: bytes.len(), of: PhantomData }
     }
 
     /// Where they are.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn addr(&self) -> usize {
         self.start.addr()
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// The `8 * N` bytes from `at` on, as words. `None` if there are fewer.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn load_words<const N: usize>(&self, at: usize) -> Option<[u64; N]> {
         if at > self.len || 8 * N > self.len - at {
             return None;
@@ -55,7 +55,7 @@ impl<'m> SharedBytes<'m> {
     }
 
     /// Copies the bytes from `at` on: as many as `to` has room for. Copies nothing if there are fewer.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn copy_to(&self, at: usize, to: &mut [u8]) {
         debug_assert!(at + to.len() <= self.len);
         if at <= self.len && to.len() <= self.len - at {

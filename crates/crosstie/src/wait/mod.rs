@@ -2,9 +2,11 @@
 //!
 //! [`parker`] is the futex at which one owner parks and that others notify. [`strategy`] decides when to spin, yield and
 //! park. [`yielding`] tells when a yield would take too long. [`any`] waits for several connections and services at once. [`flag`]
-//! ends such a wait from another thread. [`poll_clock`] decides when a loop of polls reads the clock. [`wakers`] calls the wakers of tasks when their thread has no lock.
+//! ends such a wait from another thread. [`poll_clock`] decides when a loop of polls reads the clock. [`deadlines`] keeps
+//! the deadlines of what it polls for. [`wakers`] calls the wakers of tasks when their thread has no lock.
 
 pub(crate) mod any;
+mod deadlines;
 mod flag;
 mod parker;
 pub(crate) mod poll_clock;
@@ -13,6 +15,7 @@ pub(crate) mod wakers;
 mod yielding;
 
 pub use any::{Waitable, park_any, wait_any};
+pub(crate) use deadlines::Deadlines;
 pub use flag::WakeFlag;
 #[cfg(all(test, loom))]
 pub(crate) use parker::ModelParker;

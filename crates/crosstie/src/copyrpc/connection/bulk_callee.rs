@@ -24,7 +24,6 @@ fn outside_region(_: OutOfRegion) -> Failure {
 
 impl<U> ConnectionState<U> {
     /// Queues a request that is a bulk request, or that is behind one.
-    #[cold]
     #[inline(never)]
     pub(super) fn queue_request(
         &mut self,
@@ -82,7 +81,6 @@ impl<U> ConnectedState<U> {
 
 impl<U> ConnectionCore<U> {
     /// Starts a response that is too long for the ring.
-    #[cold]
     #[inline(never)]
     pub(in crate::copyrpc) fn reply_bulk(
         &self,
@@ -127,7 +125,6 @@ impl<U> ConnectionCore<U> {
 
     /// Posts as many pieces of bulk payloads as the limits allow. Returns whether any operation is under way or waits for room
     /// in the send queue.
-    #[cold]
     #[inline(never)]
     pub(super) fn post_pieces(&self) -> Result<bool, Failure> {
         let mut state = self.state.borrow_mut();

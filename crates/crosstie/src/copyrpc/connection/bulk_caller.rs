@@ -24,7 +24,6 @@ const RING_RESPONSE_DIVISOR: usize = 32;
 
 impl<U> ConnectionState<U> {
     /// Handles a call that the protocol refused: as a bulk call if it is too long for the ring, else as a refusal.
-    #[cold]
     #[inline(never)]
     pub(super) fn call_after_refusal(
         &mut self,
@@ -94,7 +93,7 @@ impl<U> ConnectionState<U> {
             debug_assert!(copied.is_ok(), "regions are long enough");
         }
         connected.write_in_two_parts(&placement, &regions.descriptor(payload.len()).encode(), in_ring);
-        self.deadlines.record(call, deadline, self.config.pending_calls);
+        self.deadlines.set(call.index(), call, deadline);
         self.queue.account.counters.bulk_calls.add(1);
         let bulk = self.bulk();
         bulk.bulk_calls += 1;
@@ -103,7 +102,6 @@ impl<U> ConnectionState<U> {
     }
 
     /// Accepts a response that is a bulk response, or that may belong to a bulk call.
-    #[cold]
     #[inline(never)]
     pub(super) fn accept_bulk_response(
         &mut self,

@@ -26,15 +26,14 @@ use std::time::Instant;
 
 use crosstie_protocol::copyrpc::wire::ConnectInfo;
 use crosstie_protocol::copyrpc::{
-    CallRefused, Content, Flow, FlowParams, Message, ReplyError, ReplyRefused, ReplyToken, RetainedSpace,
-    RingBytes,
+    CallId, CallRefused, Content, Flow, FlowParams, Message, ReplyError, ReplyRefused, ReplyToken,
+    RetainedSpace, RingBytes,
 };
 
 use super::address::{ConnectionAddress, ConnectionId};
 use super::bulk_state::{BulkState, agreed_bulk_limit, bulk_limit};
 use super::config::ConnectionConfig;
 use super::counters::RunningCounters;
-use super::deadlines::Deadlines;
 use super::error::{CallError, CallFailed, ConnectError, Failure, NoReply, NotCalled, NotReplied};
 use super::flush_policy::{self, BATCHES_AHEAD, SendTiming};
 use super::operation::RawCompletion;
@@ -42,6 +41,7 @@ use super::receive_policy::MAX_LINES_AHEAD;
 use super::region_pool::PooledRegion;
 use crate::device::{Access, ConnectConfig, DeviceError, Mr, Pd, QpState, RcQp, RemoteAddr, RingRegion};
 use crate::memory::prefetch::{self, CACHE_LINE};
+use crate::wait::Deadlines;
 
 use position_reads::PositionReads;
 pub(super) use posting::FlushOutcome;
@@ -78,7 +78,7 @@ struct ConnectionState<U> {
     position_reads: PositionReads,
     /// Whether a batch arrived since the last probe.
     received_since_probe: bool,
-    deadlines: Deadlines,
+    deadlines: Deadlines<CallId>,
     bulk: Option<Box<BulkState>>,
     pd: Rc<Pd>,
     /// Operations of the application that ended with the connection.
@@ -256,7 +256,7 @@ impl<U> ConnectionCore<U> {
         let goes_alone = may_go_alone && connected.flow.is_only_call();
         match connected.flow.call(Content::Bytes, payload.len(), response_len, user) {
             Ok((call, placement)) => {
-                state.deadlines.record(call, deadline, state.config.pending_calls);
+                state.deadlines.set(call.index(), call, deadline);
                 Ok(connected.send(&mut state.queue, &placement, payload, goes_alone))
             }
             Err(CallRefused { cause, user }) => {
@@ -448,7 +448,7 @@ impl<U> ConnectionCore<U> {
         }
     }
 
-    /// Ends calls whose deadline has passed. Returns the earliest deadline of a call that is pending.
+    /// Ends calls whose deadline has passed. Returns the earliest deadline of a call that is pending, or an earlier time.
     pub(super) fn expire_deadlines(
         &self,
         now: Instant,
@@ -457,11 +457,14 @@ impl<U> ConnectionCore<U> {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let connected = state.connected.as_mut()?;
-        while let Some(call) = state.deadlines.pop_expired(now) {
-            let user = connected.flow.abandon(call);
-            expired.extend(user.map(|user| (user, CallFailed::TimedOut)));
-        }
-        state.deadlines.earliest(|call| connected.flow.is_pending(call))
+        state.deadlines.expire(now, |call, has_passed| {
+            if has_passed {
+                let user = connected.flow.abandon(call);
+                expired.extend(user.map(|user| (user, CallFailed::TimedOut)));
+            }
+            connected.flow.is_pending(call)
+        });
+        state.deadlines.next()
     }
 
     /// The longest request and the longest response.
@@ -482,7 +485,7 @@ impl<U> ConnectionCore<U> {
 
 impl<U> ConnectedState<U> {
     /// Frees the ring space of the message that was taken last, if it came with its completion.
-    #[inline(always)]
+    #[inline]
     fn finish_copied(&mut self, is_copied: bool, own_position: &Mr) {
         if is_copied {
             self.flow.finish_message();

@@ -239,7 +239,7 @@ impl<U> ConnectedState<U> {
 
     /// Posts the payload of the message that was placed last, from the caller's memory to its place in the peer's ring. `false`:
     /// it has to go with its batch.
-    #[cold]
+    #[inline(never)]
     fn post_payload_directly(
         &mut self,
         queue: &mut SendQueue,

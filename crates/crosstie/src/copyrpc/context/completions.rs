@@ -249,7 +249,7 @@ impl<U> ContextCore<U> {
             };
             match arrival {
                 Arrival::Request { reply_token, offset, len } => {
-                    handler.on_request(connection, payload_at(offset, len), reply_token);
+                    handler.on_request(connection, payload_at(offset, len), Some(reply_token));
                 }
                 Arrival::Response { user: Some(user), offset, len } => {
                     *responses += 1;
@@ -310,7 +310,7 @@ impl<U> ContextCore<U> {
     }
 
     /// Collects queued requests that are complete now, and operations that have completed.
-    #[cold]
+    #[inline(never)]
     pub(super) fn collect_ready(&self, connection: &Rc<ConnectionCore<U>>) {
         while let Some(completion) = connection.take_raw_completion() {
             self.counters.raw_completed.add(1);

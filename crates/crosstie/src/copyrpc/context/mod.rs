@@ -326,7 +326,7 @@ impl<U> ContextCore<U> {
     }
 
     /// What a poll does only every 16th time, and what is due by the clock.
-    #[cold]
+    #[inline(never)]
     fn poll_periodic(&self, handler: &mut impl PollHandler<U>) -> usize {
         let is_due = self.liveness.clock.is_due_at_step();
         if self.flush_list.awaits_completions() || self.expects_send_completion(is_due) {

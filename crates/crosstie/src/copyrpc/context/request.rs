@@ -32,7 +32,7 @@ impl<U> Request<'_, U> {
     }
 
     /// The payload.
-    #[inline(always)]
+    #[inline]
     pub fn data(&self) -> Payload<'_> {
         match &self.reply_token {
             Some(_) => self.payload,
@@ -62,7 +62,7 @@ impl<U> Request<'_, U> {
     }
 
     /// Sends the response, as [`RecvHandle::reply`] does.
-    #[inline(always)]
+    #[inline]
     pub fn reply(mut self, payload: &[u8]) -> Result<(), ReplyError<U>> {
         match self.reply_in_place(payload) {
             Ok(()) => Ok(()),
@@ -130,12 +130,13 @@ impl<U> Drop for Request<'_, U> {
 pub(super) trait PollHandler<U> {
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>);
 
-    /// Handles a request, whose payload is there until this returns.
+    /// Handles a request, whose payload is there until this returns. A request that has waited for the handler has no payload and no token
+    /// here.
     fn on_request(
         &mut self,
         connection: &Rc<ConnectionCore<U>>,
         payload: Payload<'_>,
-        reply_token: ReplyToken,
+        reply_token: Option<ReplyToken>,
     );
 
     /// Handles the requests that wait in the queue.
@@ -152,7 +153,7 @@ pub(super) struct QueueRequests<'c, U, R> {
 }
 
 impl<U, R: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRequests<'_, U, R> {
-    #[inline(always)]
+    #[inline]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         (self.on_response)(user, response);
     }
@@ -161,9 +162,9 @@ impl<U, R: FnMut(U, Result<Payload<'_>, CallFailed>)> PollHandler<U> for QueueRe
         &mut self,
         connection: &Rc<ConnectionCore<U>>,
         payload: Payload<'_>,
-        reply_token: ReplyToken,
+        reply_token: Option<ReplyToken>,
     ) {
-        let request = RecvHandle::keep(connection, self.core, payload, Some(reply_token));
+        let request = RecvHandle::keep(connection, self.core, payload, reply_token);
         self.core.requests.borrow_mut().push_back(request);
     }
 
@@ -195,19 +196,24 @@ where
     F: FnMut(&mut S, Request<'_, U>) -> bool,
     G: FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
 {
-    #[inline(always)]
+    #[inline]
     fn on_response(&mut self, user: U, response: Result<Payload<'_>, CallFailed>) {
         (self.on_response)(self.state, user, response);
     }
 
-    #[inline]
+    // The only place that calls the handler, so that it is compiled into it once.
+    #[inline(never)]
     fn on_request(
         &mut self,
         connection: &Rc<ConnectionCore<U>>,
         payload: Payload<'_>,
-        reply_token: ReplyToken,
+        reply_token: Option<ReplyToken>,
     ) {
-        self.handle(connection, payload, Some(reply_token));
+        let (core, deferred) = (self.core, &mut self.deferred);
+        let request = Request { core, connection, payload, reply_token, deferred };
+        let goes_on = (self.on_request)(self.state, request);
+        self.requests += 1;
+        self.has_enough = self.requests >= MAX_REQUESTS || !goes_on;
     }
 
     #[inline]
@@ -223,30 +229,18 @@ where
     }
 }
 
-impl<U, S, F: FnMut(&mut S, Request<'_, U>) -> bool, G> ServeRequests<'_, U, S, F, G> {
-    /// Hands a request to the handler. If that has waited, it has no payload and no token here.
-    // The only place that calls the handler, so that it is compiled into it once.
-    #[inline(never)]
-    fn handle(
-        &mut self,
-        connection: &Rc<ConnectionCore<U>>,
-        payload: Payload<'_>,
-        reply_token: Option<ReplyToken>,
-    ) {
-        let (core, deferred) = (self.core, &mut self.deferred);
-        let request = Request { core, connection, payload, reply_token, deferred };
-        let goes_on = (self.on_request)(self.state, request);
-        self.requests += 1;
-        self.has_enough = self.requests >= MAX_REQUESTS || !goes_on;
-    }
-
+impl<U, S, F, G> ServeRequests<'_, U, S, F, G>
+where
+    F: FnMut(&mut S, Request<'_, U>) -> bool,
+    G: FnMut(&mut S, U, Result<Payload<'_>, CallFailed>),
+{
     #[inline(never)]
     fn handle_queued(&mut self) {
         while !self.has_enough {
             let Some(request) = self.core.requests.borrow_mut().pop_front() else { return };
             let connection = request.connection.clone();
             self.deferred = Some(request);
-            self.handle(&connection, Payload::EMPTY, None);
+            self.on_request(&connection, Payload::EMPTY, None);
             self.deferred = None;
         }
     }

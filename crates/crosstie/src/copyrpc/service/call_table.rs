@@ -122,7 +122,7 @@ impl CallTable {
     }
 
     /// Queues a call for which there is no room.
-    #[cold]
+    #[inline(never)]
     fn queue_call(
         &self,
         slots: &mut Slots,
@@ -147,7 +147,7 @@ impl CallTable {
         self.count(|counters| counters.waited += 1);
     }
 
-    #[cold]
+    #[inline(never)]
     fn wake_driver(&self) {
         self.is_driver_asleep.set(false);
         let driver = self.sleeping_driver.take();
@@ -164,7 +164,7 @@ impl CallTable {
     }
 
     /// Ends a call with the result that the context delivered.
-    #[inline(always)]
+    #[inline]
     pub(super) fn finish_call(&self, token: CallToken, result: Result<Payload<'_>, CallFailed>) {
         match result {
             Ok(response) => self.answer_call(token, response),

@@ -244,7 +244,7 @@ impl<M, U> Drop for Deferred<M, U> {
 
 /// Replies. If there is no bulk memory for a response that is too long for the ring, a status is sent instead. If the caller allowed too little
 /// even for that, the dropped request is answered with an empty payload.
-#[inline(always)]
+#[inline]
 fn send_reply(
     bytes: &[u8],
     mut reply: impl FnMut(&[u8]) -> Result<(), NotReplied>,
@@ -349,7 +349,7 @@ mod sealed {
     }
 }
 
-#[inline(always)]
+#[inline]
 fn answer<M: Method, U>(request: &mut Request<'_, U>, response: M::Response) -> Outcome {
     let frame = Frame { prefix: Prefix::response(Status::Done, 0), body: response };
     match send_reply(frame.as_bytes(), |bytes| request.reply_in_place(bytes)) {

@@ -46,7 +46,7 @@ impl RcQp {
     }
 }
 
-/// A message of at most [`LANE_DATA`] bytes. A type instead of a closure, because only functions can be inlined always.
+/// A message of at most [`LANE_DATA`] bytes. A type instead of a closure: `store` has a requirement.
 trait ShortMessage {
     fn len(&self) -> usize;
 
@@ -61,12 +61,12 @@ trait ShortMessage {
 struct Bytes<'a>(&'a [u8]);
 
 impl ShortMessage for Bytes<'_> {
-    #[inline(always)]
+    #[inline]
     fn len(&self) -> usize {
         self.0.len()
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn store(&self, places: [*mut u8; 2]) {
         // SAFETY: the slice is readable, and not longer than `LANE_DATA`; for the places it is the caller's promise.
         unsafe { copy::copy_short_twice(self.0.as_ptr(), places, self.0.len()) };
@@ -74,12 +74,12 @@ impl ShortMessage for Bytes<'_> {
 }
 
 impl ShortMessage for Sge<'_> {
-    #[inline(always)]
+    #[inline]
     fn len(&self) -> usize {
         self.len as usize
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn store(&self, places: [*mut u8; 2]) {
         // SAFETY: the entry is inside a live region, and not longer than `LANE_DATA`; for the places it is the caller's promise.
         unsafe { copy::copy_short_twice(pointer(self.addr), places, self.len as usize) };
@@ -89,12 +89,12 @@ impl ShortMessage for Sge<'_> {
 struct HeadAndBytes<'a>([u64; 2], &'a [u8]);
 
 impl ShortMessage for HeadAndBytes<'_> {
-    #[inline(always)]
+    #[inline]
     fn len(&self) -> usize {
         size_of_val(&self.0) + self.1.len()
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn store(&self, places: [*mut u8; 2]) {
         // SAFETY: the caller's promise.
         unsafe { copy::store_twice(self.0, self.1, places) };

@@ -200,7 +200,7 @@ impl Cq {
     }
 
     /// Whether there is nothing outside of the hot lanes, and nothing else to do for a poll. Counts as an empty poll then.
-    #[inline(always)]
+    #[inline]
     fn is_quiet(&mut self) -> bool {
         let CqShared { ring, notices, .. } = &*self.shared;
         let polls = self.empty_polls.wrapping_add(1);

@@ -63,7 +63,7 @@ impl CqRing {
     }
 
     /// Reserves a position. The caller must [`publish`](CqRing::publish) it at once: the consumer waits for it before it passes it.
-    #[inline(always)]
+    #[inline]
     pub(super) fn reserve(&self, claim: &AtomicU64) -> Result<u64, Overrun> {
         let has_room = |position: u64| {
             reservation::has_room(position, self.seen_consumed.load(Relaxed), self.depth) || {
@@ -123,7 +123,7 @@ impl CqRing {
         self.header.parker.notify();
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn push(&self, claim: &AtomicU64, new: &NewCqe) -> Result<(), Overrun> {
         let position = self.reserve(claim)?;
         self.publish(claim, position, new);

@@ -141,7 +141,7 @@ impl RcQp {
     }
 
     /// Completions are looked at only when the queue looks full.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_send_queue_full(&mut self) -> bool {
         self.sq_posted >= self.sq_limit && !self.extend_send_queue()
     }
@@ -372,7 +372,7 @@ pub(super) fn execute(
 }
 
 /// Prefetches the first lines of a target: one after the other, each would be waited for.
-#[inline(always)]
+#[inline]
 fn prefetch_lines(at: *mut u8, len: u32) {
     let mut line = 0;
     while line < (len as usize).min(MAX_LINES_AHEAD * CACHE_LINE) {
@@ -385,7 +385,7 @@ fn prefetch_lines(at: *mut u8, len: u32) {
 /// of a longer one.
 ///
 /// Never twice to the same line: a second `cldemote` of a line costs a stream of small messages two thirds of its rate.
-#[inline(always)]
+#[inline]
 fn for_each_line(at: *mut u8, len: u32, mut hint: impl FnMut(*const u8)) {
     let last = at.wrapping_add((len as usize).clamp(1, 2 * CACHE_LINE) - 1);
     hint(at);

@@ -107,7 +107,7 @@ impl LaneEntry {
         core::ptr::from_ref(&self.data).cast_mut().cast()
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn publish(&self, position: u64, slot: u16, tag: LaneTag, imm: u32, byte_len: u32) {
         self.detail.store(u64::from(imm) << 32 | u64::from(byte_len), Relaxed);
         let sequence = position.wrapping_add(1) as u32;
@@ -292,13 +292,13 @@ impl PeerLane {
     }
 
     /// The entry at `position`.
-    #[inline(always)]
+    #[inline]
     pub(super) fn entry(&self, position: u64) -> &LaneEntry {
         self.entries.ring(position)
     }
 
     /// Whether the entry of the next receive that is taken from `recv` can be written.
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_room(&self, recv: &PeerRecvQueue) -> bool {
         self.is_known_to_have_room(recv) || {
             // Acquire, partner: the Release store in `LaneReader::publish_cursor`. The entry has been read.
@@ -308,7 +308,7 @@ impl PeerLane {
     }
 
     /// As [`has_room`](PeerLane::has_room), as far as this side knows. Receives that are not shared guarantee room.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_known_to_have_room(&self, recv: &PeerRecvQueue) -> bool {
         !recv.is_shared() || recv.taken().wrapping_sub(self.seen_consumed.get()) < self.entries.len() as u64
     }
@@ -357,7 +357,7 @@ impl PeerLane {
 }
 
 /// Stores a message of at most [`LANE_DATA`] bytes, as its request was checked, into an entry.
-#[inline(always)]
+#[inline]
 fn store_data(entry: &LaneEntry, data: &Data<'_>) {
     let mut to = entry.data_ptr();
     for (from, len) in pieces(data) {

@@ -220,12 +220,12 @@ impl PeerMemory<'_> {
 }
 
 /// The pieces of a request's data, in order. They are readable: slices, and ranges of live regions.
-#[inline(always)]
+#[inline]
 pub(super) fn pieces(data: &Data<'_>) -> impl Iterator<Item = (*const u8, usize)> {
     (0..).map_while(|index| piece(data, index))
 }
 
-#[inline(always)]
+#[inline]
 fn piece(data: &Data<'_>, index: usize) -> Option<(*const u8, usize)> {
     match (data, index) {
         (Data::Inline(bytes), 0) | (Data::InlineHead { bytes, .. }, 1) => Some((bytes.as_ptr(), bytes.len())),

@@ -381,7 +381,7 @@ impl SharedTaker {
     }
 
     /// Takes the receive at this position, if nobody has taken it.
-    #[inline(always)]
+    #[inline]
     fn try_take(&mut self, position: u64) -> Option<u16> {
         let at = self.words.ring(position);
         let word = SrqWord(at.load(Acquire));

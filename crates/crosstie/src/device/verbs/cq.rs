@@ -70,7 +70,7 @@ impl Cq {
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, CqError> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
-            if self.has_completion()? {
+            if self.is_ready()? {
                 return Ok(true);
             }
             {
@@ -83,22 +83,22 @@ impl Cq {
                 }
             }
             // A completion that arrived between the first check and the arming raises no event.
-            if self.has_completion()? {
+            if self.is_ready()? {
                 return Ok(true);
             }
             // SAFETY: the channel, and with it the descriptor, lives in `inner`.
             let fd = unsafe { BorrowedFd::borrow_raw((*self.inner.channel).fd) };
             match readable(fd, deadline) {
                 Ok(true) => self.acknowledge_events()?,
-                Ok(false) => return self.has_completion(),
+                Ok(false) => return self.is_ready(),
                 Err(error) => return Err(CqError::Device(error.raw_os_error().unwrap_or(libc::EIO))),
             }
         }
     }
 
-    /// Whether there is something to poll. It moves completions into the backlog, because the device offers no other way to
-    /// check.
-    fn has_completion(&mut self) -> Result<bool, CqError> {
+    /// Whether there is something to poll: no system call, as in a poll. It moves completions into the backlog, because the device offers no
+    /// other way to check.
+    pub(crate) fn is_ready(&mut self) -> Result<bool, CqError> {
         // SAFETY: as in `next`.
         let mut state = unsafe { self.inner.lock.lock_as_owner() };
         if state.backlog.is_empty() {

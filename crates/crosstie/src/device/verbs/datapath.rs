@@ -62,7 +62,7 @@ impl Drop for Sender {
 }
 
 /// Refuses an atomic if the device has none, or if its data are not 8 bytes.
-#[inline(always)]
+#[inline]
 fn check_atomic(wr: &SendWr<'_>, len: u64, atomics: bool) -> Result<(), PostError> {
     if matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
         if !atomics {

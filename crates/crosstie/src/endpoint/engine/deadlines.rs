@@ -1,30 +1,26 @@
 //! Deadlines of operations, by the index of their entry in the table.
 //!
-//! There is one place for each entry, and a lower bound of all deadlines. When the bound has passed, all places are checked. So an
-//! operation that ends in time costs a few stores, and a check is as rare as deadlines are long.
-//!
 //! An operation is added without reading the clock, which takes as long as a small operation. Its time begins with the
 //! [next reading](Deadlines::begin), so it never ends too early. Most operations have ended before that.
 
 use std::time::{Duration, Instant};
 
 use crate::ring::operation_table::OperationKey;
+use crate::wait;
 
 /// The most operations whose time has not begun.
 const MAX_ADDED: usize = 64;
 
 pub(super) struct Deadlines {
-    places: Box<[Option<(OperationKey, Instant)>]>,
-    /// No deadline is earlier.
-    next: Option<Instant>,
+    begun: wait::Deadlines<OperationKey>,
     /// Operations whose time has not begun.
     added: Vec<(OperationKey, Duration)>,
 }
 
 impl Deadlines {
     pub(super) fn new(operations: u32) -> Deadlines {
-        let places = vec![None; operations as usize].into();
-        Deadlines { places, next: None, added: Vec::with_capacity(MAX_ADDED) }
+        let begun = wait::Deadlines::new(operations as usize);
+        Deadlines { begun, added: Vec::with_capacity(MAX_ADDED) }
     }
 
     /// Adds an operation that has so much time from the next reading of the clock on.
@@ -59,16 +55,14 @@ impl Deadlines {
                 continue;
             }
             // A time beyond the range of the clock never comes, so it needs no entry.
-            let Some(deadline) = now.checked_add(timeout) else { continue };
-            self.places[key.index as usize] = Some((key, deadline));
-            self.next = Some(self.next.map_or(deadline, |next| next.min(deadline)));
+            self.begun.set(key.index as usize, key, now.checked_add(timeout));
         }
     }
 
     /// The earliest deadline, or an earlier time.
     pub(super) fn next(&mut self, now: Instant, is_live: impl Fn(OperationKey) -> bool) -> Option<Instant> {
         self.begin(now, is_live);
-        self.next
+        self.begun.next()
     }
 
     /// Calls `end` for each operation whose deadline has passed. Returns for how many it returned true.
@@ -79,23 +73,13 @@ impl Deadlines {
         is_live: impl Fn(OperationKey) -> bool,
     ) -> usize {
         self.begin(now, &is_live);
-        if self.next.is_none_or(|next| next > now) {
-            return 0;
-        }
-        let (mut count, mut next) = (0, None::<Instant>);
-        for place in &mut self.places {
-            match *place {
-                Some((key, deadline)) if deadline <= now => {
-                    count += usize::from(end(key));
-                    *place = None;
-                }
-                Some((key, deadline)) if is_live(key) => {
-                    next = Some(next.map_or(deadline, |next| next.min(deadline)));
-                }
-                _ => *place = None,
+        let mut count = 0;
+        self.begun.expire(now, |key, has_passed| {
+            if has_passed {
+                count += usize::from(end(key));
             }
-        }
-        self.next = next;
+            is_live(key)
+        });
         count
     }
 }

@@ -81,7 +81,7 @@ impl Link {
 
     /// Announces the buffers of `recv`s that wait, as long as there are slots. None of them while it is not known what becomes of messages to
     /// `recv`s that have ended: what the peer does not know of can be filled here.
-    #[cold]
+    #[inline(never)]
     pub(super) fn announce_recvs(&mut self, shared: &mut Shared<'_>) {
         while self.is_connected()
             && self.unclaimed.is_settled()

@@ -40,7 +40,7 @@ impl TakenCompletions {
         self.controls.clear();
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn push(&mut self, completion: &Completion) {
         let &Completion { wr_id, byte_len, imm, status, opcode, .. } = completion;
         let mut control = None;

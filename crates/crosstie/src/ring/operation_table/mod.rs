@@ -318,7 +318,7 @@ impl<T, O: Orders> OperationTable<T, O> {
         }
     }
 
-    #[cold]
+    #[inline(never)]
     fn wake(&self, key: OperationKey) {
         let waker = lock(&self.entry(key).waker).take();
         if let Some(waker) = waker {
