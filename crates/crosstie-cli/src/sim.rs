@@ -74,6 +74,15 @@ pub(crate) struct Arguments {
     /// Cut a minority of the members off.
     #[arg(long)]
     partition: bool,
+    /// A death is told to one survivor only, and deaths follow each other at once. Locks and barriers.
+    #[arg(long)]
+    unkind: bool,
+    /// Members that pause for longer than every time limit, and go on. Locks and barriers.
+    #[arg(long, default_value_t = 0)]
+    pauses: usize,
+    /// Members that pause and that another member expels meanwhile. Locks and barriers.
+    #[arg(long, default_value_t = 0)]
+    expulsions: usize,
     /// Members also time out, try locks, join and leave barriers.
     #[arg(long)]
     restless: bool,
@@ -127,10 +136,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
         Which::Message => vec![Scenario::Message],
         Which::Credits => vec![Scenario::Credits],
         Which::Rails => vec![Scenario::Rails],
-        // Deaths and partitions do not apply to a connection of two.
+        // Deaths and partitions do not apply to a connection of two, and pauses to messages.
         Which::All => Scenario::ALL
             .into_iter()
             .filter(|scenario| scenario.has_deaths() || (arguments.deaths == 0 && !arguments.partition))
+            .filter(|scenario| scenario.has_membership() || !is_unkind(arguments))
             .collect(),
     };
     let mut results = Results { sim: Vec::new(), failed_runs: 0 };
@@ -146,6 +156,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Error> {
         0 => Ok(()),
         failed => Err(Error::SimulationFailed(failed)),
     }
+}
+
+/// Whether the members of a group meet more than deaths that all are told.
+fn is_unkind(arguments: &Arguments) -> bool {
+    arguments.unkind || arguments.pauses > 0 || arguments.expulsions > 0
 }
 
 fn plan(arguments: &Arguments, scenario: Scenario) -> Plan {
@@ -165,6 +180,9 @@ fn plan(arguments: &Arguments, scenario: Scenario) -> Plan {
         duplicates: arguments.duplicates,
         deaths: arguments.deaths,
         partition: arguments.partition,
+        unkind: arguments.unkind,
+        pauses: arguments.pauses,
+        expulsions: arguments.expulsions,
         restless: arguments.restless,
         blind_retry: arguments.blind_retry,
         go_back: arguments.go_back,

@@ -27,6 +27,11 @@ impl Scenario {
         !matches!(self, Scenario::Credits | Scenario::Rails)
     }
 
+    /// Whether members agree on who is a member.
+    pub const fn has_membership(self) -> bool {
+        matches!(self, Scenario::Lock | Scenario::Barrier)
+    }
+
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -75,6 +80,13 @@ pub struct Plan {
     pub deaths: usize,
     /// A minority of the members is cut off at a random instant, until it is declared dead.
     pub partition: bool,
+    /// A death is told to one survivor only, and not to all. Half of the members that die are those that something has just happened to,
+    /// and deaths follow each other at once. Locks and barriers only.
+    pub unkind: bool,
+    /// Members that pause, for longer than every time limit, and go on. Locks and barriers only.
+    pub pauses: usize,
+    /// Members that pause and that some other member expels meanwhile. Locks and barriers only.
+    pub expulsions: usize,
     /// Members give up waiting, try, join and leave. Without, they only lock, unlock and enter. [`Scenario::Rails`]: rails stay away for
     /// hours, and applications pause.
     pub restless: bool,
@@ -105,6 +117,9 @@ impl Plan {
             duplicates: 0.0,
             deaths: 0,
             partition: false,
+            unkind: false,
+            pauses: 0,
+            expulsions: 0,
             restless: false,
             blind_retry: false,
             go_back: false,
@@ -124,24 +139,40 @@ impl Plan {
             ("latency-ns", (2..=1_000_000_000).contains(&self.latency_ns), "must be from 2 to 1000000000"),
             ("loss", (0.0..=0.5).contains(&self.loss), "must be from 0 to 0.5"),
             ("duplicates", (0.0..=0.5).contains(&self.duplicates), "must be from 0 to 0.5"),
-            ("deaths", self.deaths < self.members, "must be fewer than members"),
+            (
+                "deaths",
+                self.deaths.saturating_add(self.pauses).saturating_add(self.expulsions) < self.members,
+                "with pauses and expulsions must be fewer than members",
+            ),
             ("ack-every", (1..=16).contains(&self.ack_every), "must be from 1 to 16"),
             ("combine-from", (1..=16).contains(&self.combine_from), "must be from 1 to 16"),
             (
                 "partition",
-                !self.partition || (self.members >= 3 && self.deaths == 0),
-                "needs three members and no deaths",
+                !self.partition
+                    || (self.members >= self.deaths + self.pauses + self.expulsions + 3
+                        && (self.deaths == 0 || self.scenario.has_membership())),
+                "needs three members that do not die or pause, and no deaths with messages",
             ),
             (
                 "deaths",
                 self.scenario.has_deaths() || (self.deaths == 0 && !self.partition),
                 "and partitions do not apply to the scenarios credits and rails",
             ),
+            (
+                "unkind",
+                self.scenario.has_membership() || !(self.unkind || self.pauses > 0 || self.expulsions > 0),
+                "and pauses and expulsions apply to the scenarios lock and barrier only",
+            ),
         ];
         match checks.into_iter().find(|(_, valid, _)| !valid) {
             Some((field, _, rule)) => Err(PlanError { field, rule }),
             None => Ok(()),
         }
+    }
+
+    /// Whether members die, pause or are cut off.
+    pub(crate) fn has_faults(&self) -> bool {
+        self.deaths + self.pauses + self.expulsions > 0 || self.partition
     }
 
     /// Whether packets can get lost, so that locks and barriers need messages as their link.

@@ -67,6 +67,42 @@ fn barrier_rounds_are_never_overtaken_for_all_seeds() {
     check("barrier, 1024 members", Plan { members: 1024, operations: 3, ..barrier }, 1);
 }
 
+/// Deaths are told to one survivor only and follow each other, members pause for longer than every limit, and some are expelled meanwhile.
+#[test]
+fn members_agree_on_one_view_for_all_unkind_seeds() {
+    for scenario in [Scenario::Lock, Scenario::Barrier] {
+        let plan = Plan { members: 8, unkind: true, operations: 20, ..Plan::new(scenario) };
+        let lossy = Plan { loss: 0.05, duplicates: 0.05, ..plan };
+        let name = scenario.name();
+        check(&format!("{name}, deaths in a row"), Plan { deaths: 5, ..plan }, 300);
+        check(
+            &format!("{name}, few members and deaths"),
+            Plan { members: 4, deaths: 3, restless: true, ..plan },
+            300,
+        );
+        check(&format!("{name}, pauses"), Plan { deaths: 2, pauses: 2, restless: true, ..plan }, 100);
+        check(&format!("{name}, expulsions"), Plan { deaths: 2, expulsions: 2, restless: true, ..plan }, 200);
+        check(&format!("{name}, loss"), Plan { deaths: 4, restless: true, ..lossy }, 60);
+        check(
+            &format!("{name}, loss and pauses"),
+            Plan { deaths: 1, pauses: 2, restless: true, ..lossy },
+            60,
+        );
+        check(&format!("{name}, loss and expulsions"), Plan { deaths: 1, expulsions: 2, ..lossy }, 60);
+        check(
+            &format!("{name}, partition and deaths"),
+            Plan { members: 9, deaths: 2, partition: true, restless: true, ..plan },
+            40,
+        );
+    }
+    let lock = Plan { unkind: true, ..Plan::new(Scenario::Lock) };
+    check(
+        "lock, 64 members",
+        Plan { members: 64, locks: 4, operations: 10, deaths: 20, expulsions: 3, ..lock },
+        3,
+    );
+}
+
 #[test]
 fn messages_arrive_once_and_in_order_for_all_seeds() {
     let message = Plan { operations: 100, ..Plan::new(Scenario::Message) };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crosstie::bootstrap::{Bootstrap, Limits, local};
 use crosstie::device::Device;
-use crosstie::group::{Channel, Group, GroupConfig, GroupError, MemberId, TaggedOptions};
+use crosstie::group::{Channel, Group, GroupConfig, GroupError, MemberId, TaggedOptions, Token};
 
 const MEMBERS: u32 = 4;
 const VICTIM: MemberId = MemberId::new(2);
@@ -17,15 +17,19 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What one member of a scenario has.
 struct Member {
+    first_view: u64,
     group: Group,
     channel: Channel,
     seed: u64,
 }
 
+/// A scenario after which only member 0 is left.
+const LAST_SURVIVOR: &str = "late_message_of_a_stopped_holder_is_refused_after_two_more_holders_died";
+
 /// What one member does in a scenario.
 type Scenario = fn(&Member);
 
-const SCENARIOS: [(&str, Scenario); 9] = [
+const SCENARIOS: [(&str, Scenario); 12] = [
     ("holder_dies", holder_dies),
     ("queued_member_dies", queued_member_dies),
     ("member_dies_in_a_barrier", member_dies_in_a_barrier),
@@ -35,6 +39,9 @@ const SCENARIOS: [(&str, Scenario); 9] = [
     ("stopped_member_is_named_and_waited_for", stopped_member_is_named),
     ("member_dies_at_a_random_instant", member_dies_at_a_random_instant),
     ("stopped_holder_is_expelled_and_its_late_message_refused", stopped_holder_is_expelled),
+    ("member_1_expels_a_stopped_holder_and_all_go_on", |member| all_go_on_after_expulsion(member, 1)),
+    ("member_3_expels_a_stopped_holder_and_all_go_on", |member| all_go_on_after_expulsion(member, 3)),
+    (LAST_SURVIVOR, two_holders_die_after_a_stopped_one),
 ];
 
 fn main() -> ExitCode {
@@ -82,12 +89,13 @@ fn run_member(job: &mut dyn Bootstrap, (name, scenario): (&'static str, Scenario
     let group = Group::join(job, &device, &GroupConfig::new(42).one_sided(true)).unwrap();
     let channel = group.open_channel(0, &group.channel_options()).unwrap();
     group.barrier(0).wait().unwrap();
-    let member = Member { group, channel, seed };
+    let first_view = group.view().number;
+    let member = Member { group, channel, seed, first_view };
     scenario(&member);
     let me = member.group.member();
     if me == MemberId::new(0) {
         let mut succeeded = Vec::new();
-        while succeeded.len() < 2 {
+        while succeeded.len() < 2 && name != LAST_SURVIVOR {
             let message = member.channel.recv().unwrap();
             if message.bytes == b"succeeded" {
                 succeeded.push(message.from);
@@ -127,14 +135,15 @@ fn holder_dies(member: &Member) {
     let lock = member.group.lock(0);
     if member.group.member() == VICTIM {
         let guard = lock.acquire().unwrap();
-        assert_eq!(guard.fence(), 1);
+        assert_eq!(guard.fence(), Token { view: group_view(member), count: 1 });
         member.group.barrier(0).wait().unwrap();
         die();
     }
     member.group.barrier(0).wait().unwrap();
+    let first = Token { view: group_view(member), count: 1 };
     for _ in 0..10 {
         let guard = lock.acquire().unwrap();
-        assert!(guard.fence() > 1, "the token of the dead holder is void");
+        assert!(guard.fence() > first, "the token of the dead holder is void");
     }
     wait_for_survivors(&member.group);
 }
@@ -205,7 +214,7 @@ fn member_dies_at_a_random_instant(member: &Member) {
     }
     let delay = Duration::from_micros(member.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 100_000);
     let begin = Instant::now();
-    let mut fences = [0; 2];
+    let mut fences = [Token::default(); 2];
     // All survivors see the same round fail, and leave together 30 rounds later.
     let (mut ended, mut last_round) = (0, u64::MAX);
     while ended < last_round {
@@ -413,6 +422,109 @@ fn stopped_holder_is_expelled(member: &Member) {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
+    }
+}
+
+/// The number of the first view of the group: the members agree on it when they join.
+fn group_view(member: &Member) -> u64 {
+    member.first_view
+}
+
+/// Member 2 has lock 0 and stops. Member `expels`, which is neither the lock's manager nor the coordinator, declares it dead.
+fn all_go_on_after_expulsion(member: &Member, expels: usize) {
+    let (group, lock, channel) = (&member.group, member.group.lock(0), &member.channel);
+    if group.member() == VICTIM {
+        let guard = lock.acquire().unwrap();
+        channel.send(MemberId::new(expels), &std::process::id().to_le_bytes()).unwrap();
+        channel.flush().unwrap();
+        // SAFETY: stops this process until it is continued.
+        unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+        assert!(guard.release().is_err(), "it must learn that it has lost the lock");
+        let refused = [lock.acquire().map(drop), group.barrier(0).wait().map(drop)];
+        for refused in refused {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("declared this member dead"), "{error}");
+        }
+        return;
+    }
+    let mut victim = None;
+    if group.member() == MemberId::new(expels) {
+        let pid = u32::from_le_bytes(channel.recv().unwrap().bytes.try_into().unwrap());
+        wait_until(|| is_stopped(pid));
+        assert!(lock.acquire_timeout(Duration::from_millis(50)).is_err(), "the stopped member has it");
+        group.expel(VICTIM).unwrap();
+        victim = Some(pid);
+    }
+    for _ in 0..10 {
+        drop(lock.acquire().unwrap());
+    }
+    wait_for_survivors(group);
+    assert!(group.dead().contains(VICTIM) && group.view().gone.contains(VICTIM));
+    if let Some(pid) = victim {
+        // SAFETY: plain system call.
+        unsafe { libc::kill(pid as i32, libc::SIGCONT) };
+    }
+    group.barrier(0).wait().unwrap();
+}
+
+/// Member 2 has lock 0 and stops; member 1 expels it, takes the lock and dies; member 3 takes the lock and dies. Then member 2 runs again.
+fn two_holders_die_after_a_stopped_one(member: &Member) {
+    let (group, lock, channel) = (&member.group, member.group.lock(0), &member.channel);
+    let receiver = MemberId::new(0);
+    match group.member().index() {
+        2 => {
+            let guard = lock.acquire().unwrap();
+            channel.send_fenced(receiver, &guard, &guard.fence().to_bytes()).unwrap();
+            channel.send(MemberId::new(1), &std::process::id().to_le_bytes()).unwrap();
+            channel.send(receiver, &std::process::id().to_le_bytes()).unwrap();
+            channel.flush().unwrap();
+            // SAFETY: stops this process until it is continued.
+            unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+            let sent = channel.send_fenced(receiver, &guard, b"late");
+            assert!(sent.is_err() || guard.release().is_err(), "it must learn that it has lost the lock");
+        }
+        1 => {
+            let pid = u32::from_le_bytes(channel.recv().unwrap().bytes.try_into().unwrap());
+            wait_until(|| is_stopped(pid));
+            group.expel(VICTIM).unwrap();
+            let guard = lock.acquire().unwrap();
+            channel.send_fenced(receiver, &guard, &guard.fence().to_bytes()).unwrap();
+            channel.flush().unwrap();
+            die();
+        }
+        3 => {
+            wait_until(|| group.dead().contains(MemberId::new(1)));
+            let guard = lock.acquire().unwrap();
+            channel.send_fenced(receiver, &guard, &guard.fence().to_bytes()).unwrap();
+            channel.flush().unwrap();
+            die();
+        }
+        _ => {
+            let (mut pid, mut tokens) = (None, Vec::new());
+            while tokens.len() < 3 {
+                let bytes = channel.recv().unwrap().bytes;
+                match bytes.as_slice().try_into() {
+                    Ok(token) => tokens.push(Token::from_bytes(token)),
+                    Err(_) => pid = Some(u32::from_le_bytes(bytes.try_into().unwrap())),
+                }
+            }
+            let guard = lock.acquire().unwrap();
+            tokens.push(guard.fence());
+            assert!(tokens.is_sorted_by(|older, newer| older < newer), "{tokens:?}");
+            assert_eq!(group.view().gone.len(), 3);
+            // SAFETY: plain system call.
+            unsafe { libc::kill(pid.unwrap() as i32, libc::SIGCONT) };
+            let late = channel.recv_timeout(Duration::from_millis(300), &mut Vec::new());
+            assert!(late.is_err(), "{late:?}");
+        }
+    }
+}
+
+fn wait_until(mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

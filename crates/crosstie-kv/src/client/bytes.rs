@@ -3,6 +3,7 @@
 //! 8-byte keys and byte-string keys live in separate keyspaces: `put(1, …)` and `put_bytes(&1u64.to_le_bytes(), …)` store two
 //! different keys.
 
+use crosstie::group::Token;
 use crosstie::ipc;
 use zerocopy::FromBytes;
 
@@ -13,7 +14,7 @@ use super::{
 use crate::service_names;
 use crate::sharding::ShardId;
 use crate::store::ShardStats;
-use crate::wire::{BytesOp, BytesRequest, BytesResponse, Status, Token};
+use crate::wire::{self, BytesOp, BytesRequest, BytesResponse, Status};
 
 /// The connection to a daemon for byte strings.
 pub(super) type Lane<T> = ipc::Client<[u8], [u8], T>;
@@ -184,39 +185,46 @@ impl<T> Client<T> {
     ///
     /// ```
     /// # use crosstie_kv::node::{Node, NodeConfig};
+    /// use crosstie::group::Token;
     /// use crosstie_kv::client::{Client, FencedOutcome};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let node = Node::start(&NodeConfig::single("doc-fenced"))?;
     /// let mut client = Client::attach("doc-fenced")?;
-    /// assert_eq!(client.put_bytes_fenced(b"plan", b"first", 7)?, FencedOutcome::Done);
-    /// assert_eq!(client.put_bytes_fenced(b"plan", b"second", 8)?, FencedOutcome::Done);
-    /// assert_eq!(client.put_bytes_fenced(b"plan", b"late", 7)?, FencedOutcome::Stale { newest: 8 });
+    /// let (old, new) = (Token { view: 1, count: 7 }, Token { view: 2, count: 1 });
+    /// assert_eq!(client.put_bytes_fenced(b"plan", b"first", old)?, FencedOutcome::Done);
+    /// assert_eq!(client.put_bytes_fenced(b"plan", b"second", new)?, FencedOutcome::Done);
+    /// assert_eq!(client.put_bytes_fenced(b"plan", b"late", old)?, FencedOutcome::Stale { newest: new });
     /// assert_eq!(client.get_bytes(b"plan")?.as_deref(), Some(&b"second"[..]));
     /// # Ok(()) }
     /// ```
-    pub fn put_bytes_fenced(&mut self, key: &[u8], value: &[u8], token: u64) -> Result<FencedOutcome, Error> {
-        let bytes = token.to_le_bytes();
-        self.exchange_fenced(BytesOp::FencedPut { key, token: Token::new(&bytes), value })
+    pub fn put_bytes_fenced(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        token: Token,
+    ) -> Result<FencedOutcome, Error> {
+        let bytes = token.to_bytes();
+        self.exchange_fenced(BytesOp::FencedPut { key, token: wire::Token::new(&bytes), value })
     }
 
     /// Removes a key, if it exists, with a fencing token. See [`put_bytes_fenced`](Client::put_bytes_fenced).
-    pub fn delete_bytes_fenced(&mut self, key: &[u8], token: u64) -> Result<FencedOutcome, Error> {
-        let bytes = token.to_le_bytes();
-        self.exchange_fenced(BytesOp::FencedDelete { key, token: Token::new(&bytes) })
+    pub fn delete_bytes_fenced(&mut self, key: &[u8], token: Token) -> Result<FencedOutcome, Error> {
+        let bytes = token.to_bytes();
+        self.exchange_fenced(BytesOp::FencedDelete { key, token: wire::Token::new(&bytes) })
     }
 
     /// Lets a key refuse older tokens from now on, without changing its value. A new holder of a lock that protects several keys calls
     /// this for each key that it relies on, before it reads them.
-    pub fn raise_fence(&mut self, key: &[u8], token: u64) -> Result<FencedOutcome, Error> {
-        let bytes = token.to_le_bytes();
-        self.exchange_fenced(BytesOp::Fence { key, token: Token::new(&bytes) })
+    pub fn raise_fence(&mut self, key: &[u8], token: Token) -> Result<FencedOutcome, Error> {
+        let bytes = token.to_bytes();
+        self.exchange_fenced(BytesOp::Fence { key, token: wire::Token::new(&bytes) })
     }
 
     fn exchange_fenced(&mut self, op: BytesOp<'_>) -> Result<FencedOutcome, Error> {
         match self.exchange_keyed(op)? {
             (_, Status::Done | Status::NotFound, _) => Ok(FencedOutcome::Done),
             (rank, Status::Fenced, value) => match value.as_slice().try_into() {
-                Ok(newest) => Ok(FencedOutcome::Stale { newest: u64::from_le_bytes(newest) }),
+                Ok(newest) => Ok(FencedOutcome::Stale { newest: Token::from_bytes(&newest) }),
                 Err(_) => Err(status_error(rank, Status::Malformed)),
             },
             (rank, status, _) => Err(status_error(rank, status)),

@@ -146,7 +146,7 @@ pub enum FencedOutcome {
     /// The key has seen a newer token: the lock has passed on. Nothing has changed.
     Stale {
         /// The newest token that the key has seen.
-        newest: u64,
+        newest: crosstie::group::Token,
     },
 }
 

@@ -19,6 +19,7 @@ mod table;
 
 use core::hint::select_unpredictable;
 
+use crosstie::group::Token;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::wire::{self, Op, Status, WordRequest, WordResponse};
@@ -261,17 +262,17 @@ impl Shard {
             }
             BytesOp::FencedPut { token, value, .. } => {
                 self.stats.puts += 1;
-                (Op::Put, self.put_bytes_fenced(hash, key, value, token.number()))
+                (Op::Put, self.put_bytes_fenced(hash, key, value, token.get()))
             }
             BytesOp::FencedDelete { token, .. } => {
                 self.stats.deletes += 1;
-                let status = match self.raise_fence(hash, key, token.number()) {
+                let status = match self.raise_fence(hash, key, token.get()) {
                     Status::Done if !self.bytes.remove(hash, key) => Status::NotFound,
                     status => status,
                 };
                 (Op::Delete, status)
             }
-            BytesOp::Fence { token, .. } => (Op::Put, self.raise_fence(hash, key, token.number())),
+            BytesOp::Fence { token, .. } => (Op::Put, self.raise_fence(hash, key, token.get())),
             BytesOp::Info | BytesOp::Stats => unreachable!("requests without a key were handled above"),
         };
         self.missed_gets += u64::from(kind == Op::Get && status != Status::Done);
@@ -363,13 +364,12 @@ impl Shard {
     }
 
     /// The newest fencing token that the key has seen.
-    fn newest_token(&self, hash: u64, key: &[u8]) -> Option<u64> {
-        let bytes = self.fences.get(hash, key).and_then(|bytes| bytes.first_chunk());
-        bytes.map(|bytes| u64::from_le_bytes(*bytes))
+    fn newest_token(&self, hash: u64, key: &[u8]) -> Option<Token> {
+        self.fences.get(hash, key).and_then(|bytes| bytes.first_chunk()).map(Token::from_bytes)
     }
 
     /// Stores a value with its fencing token, or changes nothing.
-    fn put_bytes_fenced(&mut self, hash: u64, key: &[u8], value: &[u8], token: u64) -> Status {
+    fn put_bytes_fenced(&mut self, hash: u64, key: &[u8], value: &[u8], token: Token) -> Status {
         let former = self.newest_token(hash, key);
         let raised = self.raise_fence(hash, key, token);
         if raised != Status::Done {
@@ -379,14 +379,14 @@ impl Shard {
         match former {
             _ if status == Status::Done => {}
             // The token that was raised gives way to it: it has the same length, so it needs no memory.
-            Some(former) => _ = self.fences.put(hash, key, &former.to_le_bytes(), 0),
+            Some(former) => _ = self.fences.put(hash, key, &former.to_bytes(), 0),
             None => _ = self.fences.remove(hash, key),
         }
         status
     }
 
     /// Remembers a fencing token, unless the key has seen a newer one.
-    fn raise_fence(&mut self, hash: u64, key: &[u8], token: u64) -> Status {
+    fn raise_fence(&mut self, hash: u64, key: &[u8], token: Token) -> Status {
         match self.newest_token(hash, key) {
             Some(newest) if newest > token => return Status::Fenced,
             Some(newest) if newest == token => return Status::Done,
@@ -396,11 +396,7 @@ impl Shard {
             return Status::Malformed;
         }
         let spare = self.spare_bytes();
-        if self.fences.put(hash, key, &token.to_le_bytes(), spare) {
-            Status::Done
-        } else {
-            Status::OutOfMemory
-        }
+        if self.fences.put(hash, key, &token.to_bytes(), spare) { Status::Done } else { Status::OutOfMemory }
     }
 
     fn put_bytes(&mut self, hash: u64, key: &[u8], value: &[u8]) -> Status {

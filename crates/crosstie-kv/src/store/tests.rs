@@ -101,13 +101,14 @@ proptest! {
     /// The oracle: a value and the newest token of each key.
     #[test]
     fn older_tokens_change_nothing(
-        steps in prop::collection::vec((0u8..4, 0u8..3, 0u64..6, any::<u8>()), 0..100),
+        steps in prop::collection::vec((0u8..4, 0u8..3, (0u64..3, 0u64..3), any::<u8>()), 0..100),
     ) {
         let mut shard = Shard::new(1 << 20);
         let mut values: BTreeMap<u8, u8> = BTreeMap::new();
-        let mut newest: BTreeMap<u8, u64> = BTreeMap::new();
-        for (kind, key, token, value) in steps {
-            let (name, bytes) = ([key], token.to_le_bytes());
+        let mut newest: BTreeMap<u8, Token> = BTreeMap::new();
+        for (kind, key, (view, count), value) in steps {
+            let token = Token { view, count };
+            let (name, bytes) = ([key], token.to_bytes());
             let token_bytes = wire::Token::new(&bytes);
             let op = match kind {
                 0 => BytesOp::FencedPut { key: &name, token: token_bytes, value: &[value] },
@@ -121,7 +122,7 @@ proptest! {
                 prop_assert_eq!(status, Status::Done, "requests without a token are not concerned");
                 values.insert(key, value);
             } else if newest.get(&key).is_some_and(|newest| *newest > token) {
-                prop_assert_eq!((status, returned), (Status::Fenced, newest[&key].to_le_bytes().to_vec()));
+                prop_assert_eq!((status, returned), (Status::Fenced, newest[&key].to_bytes().to_vec()));
             } else {
                 newest.insert(key, token);
                 let existed = values.contains_key(&key);
@@ -184,7 +185,7 @@ fn full_shard_refuses_only_new_words() {
 fn fenced_put_that_fails_changes_nothing() {
     let mut shard = Shard::new(1 << 20);
     let value = vec![1; wire::MAX_VALUE + 1];
-    let tokens = [4u64, 5].map(u64::to_le_bytes);
+    let tokens = [4, 5].map(|count| Token { view: 1, count }.to_bytes());
     let [older, newer] = tokens.each_ref().map(wire::Token::new);
     // The table of tokens has memory before the values take the rest.
     assert_eq!(shard.apply_bytes(&BytesOp::Fence { key: b"any", token: older }).status, Status::Done);

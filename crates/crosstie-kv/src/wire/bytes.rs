@@ -20,6 +20,7 @@
 //! # Ok::<(), crosstie_kv::wire::MessageError>(())
 //! ```
 
+use crosstie::group;
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::Status;
@@ -110,20 +111,20 @@ pub enum BytesOp<'a> {
     Stats,
 }
 
-/// A fencing token as a request carries it: 8 bytes, little-endian, in the place of the expected value. Tokens come from the locks of a
-/// [group](crosstie::group).
+/// A [fencing token](crosstie::group::Token) as a request carries it: 16 bytes, view and count, little-endian, in the place of the
+/// expected value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Token<'a>(&'a [u8; 8]);
+pub struct Token<'a>(&'a [u8; group::Token::ENCODED]);
 
 impl<'a> Token<'a> {
     /// The token in these bytes.
-    pub fn new(bytes: &'a [u8; 8]) -> Token<'a> {
+    pub fn new(bytes: &'a [u8; group::Token::ENCODED]) -> Token<'a> {
         Token(bytes)
     }
 
-    /// The token as a number.
-    pub fn number(self) -> u64 {
-        u64::from_le_bytes(*self.0)
+    /// The token.
+    pub fn get(self) -> group::Token {
+        group::Token::from_bytes(self.0)
     }
 }
 
@@ -162,8 +163,8 @@ pub enum MessageError {
     /// The request has a key or a value that its kind does not have.
     #[error("the request has a key or a value that its kind does not allow")]
     UnexpectedField,
-    /// A fencing token does not have 8 bytes.
-    #[error("the fencing token has {len} bytes instead of 8")]
+    /// A fencing token does not have 16 bytes.
+    #[error("the fencing token has {len} bytes instead of 16")]
     InvalidToken {
         /// Its length.
         len: usize,

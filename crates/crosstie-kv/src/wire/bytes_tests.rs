@@ -15,9 +15,9 @@ fn op_of<'a>(kind: u8, key: &'a [u8], expected: &'a [u8], value: &'a [u8]) -> By
         20 => BytesOp::Insert { key, value },
         21 => BytesOp::CompareAndSwap { key, expected, value },
         22 => BytesOp::Info,
-        24 => BytesOp::FencedPut { key, token: Token::new(&[8; 8]), value },
-        25 => BytesOp::FencedDelete { key, token: Token::new(&[9; 8]) },
-        26 => BytesOp::Fence { key, token: Token::new(&[7; 8]) },
+        24 => BytesOp::FencedPut { key, token: Token::new(&[8; 16]), value },
+        25 => BytesOp::FencedDelete { key, token: Token::new(&[9; 16]) },
+        26 => BytesOp::Fence { key, token: Token::new(&[7; 16]) },
         _ => BytesOp::Stats,
     }
 }

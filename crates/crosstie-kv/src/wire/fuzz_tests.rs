@@ -22,9 +22,9 @@ fn fuzz_kv_bytes_requests() {
         BytesOp::CompareAndSwap { key, expected: b"old", value },
         BytesOp::Info,
         BytesOp::Stats,
-        BytesOp::FencedPut { key, token: Token::new(&[1, 0, 0, 0, 0, 0, 0, 0]), value },
-        BytesOp::FencedDelete { key, token: Token::new(&[2, 0, 0, 0, 0, 0, 0, 0]) },
-        BytesOp::Fence { key, token: Token::new(&[3, 0, 0, 0, 0, 0, 0, 0]) },
+        BytesOp::FencedPut { key, token: Token::new(&[1; 16]), value },
+        BytesOp::FencedDelete { key, token: Token::new(&[2; 16]) },
+        BytesOp::Fence { key, token: Token::new(&[3; 16]) },
     ];
     let examples = ops.map(|op| {
         let mut bytes = Vec::new();

@@ -39,7 +39,7 @@ pub struct NodeInfo {
 
 impl NodeInfo {
     /// Changes whenever a client of the version before could no longer talk to a node of this one.
-    pub const VERSION: u32 = 2;
+    pub const VERSION: u32 = 3;
 
     /// Decodes the value of a response. `None` if it is invalid or of another version.
     pub fn decode(value: &[u8]) -> Option<NodeInfo> {

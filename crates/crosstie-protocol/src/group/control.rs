@@ -2,15 +2,16 @@
 
 use super::GroupId;
 use super::barrier::Rounds;
+use super::fence::Token;
 use super::lock::{LockState, QueuePlace, QueueReport};
 use super::member::{MemberId, MemberSet};
 use super::packet::{CONTROL_CHANNEL, HEADER_SIZE, Header, InvalidPacket, PacketKind};
 
 /// Bytes of the longest lock or barrier packet, with its header.
-pub const MAX_CONTROL_SIZE: usize = HEADER_SIZE + 24 + 3 * MemberSet::ENCODED;
+pub const MAX_CONTROL_SIZE: usize = HEADER_SIZE + 24 + 2 * MemberSet::ENCODED;
 
 /// Bytes that are enough for the packets that hand a lock over, with their headers.
-pub const SHORT_CONTROL_SIZE: usize = HEADER_SIZE + 8;
+pub const SHORT_CONTROL_SIZE: usize = HEADER_SIZE + Token::ENCODED;
 
 const FLAG: u8 = 1;
 const NO_MEMBER: u16 = u16::MAX;
@@ -31,8 +32,8 @@ pub enum Status {
     Lock {
         /// The member's place in the queue.
         state: LockState,
-        /// Its newest fencing token; 0 if it never had the lock.
-        fence: u64,
+        /// Its newest fencing token.
+        fence: Token,
         /// How often it has acquired the lock.
         acquired: u64,
     },
@@ -56,15 +57,15 @@ pub enum Control {
     /// The manager tells the last requester who comes after it.
     LockForward { lock: u32, requester: MemberId, ticket: u32, trying: bool },
     /// The lock is handed over.
-    LockReply { lock: u32, fence: u64, ticket: u32 },
+    LockReply { lock: u32, fence: Token, ticket: u32 },
     /// The answer to a `try_lock` that failed.
     LockBusy { lock: u32 },
     /// After a death: the manager asks every member for its part of the queue.
-    LockQuery { lock: u32, dead: MemberSet },
+    LockQuery { lock: u32 },
     /// The answer to it.
-    LockReport { lock: u32, dead: MemberSet, report: QueueReport },
-    /// The rebuilt queue: the receiver's place in it, and a new token (0: none).
-    LockHeal { lock: u32, dead: MemberSet, place: Option<QueuePlace>, fence: u64 },
+    LockReport { lock: u32, report: QueueReport },
+    /// The rebuilt queue: the receiver's place in it, and perhaps a new token.
+    LockHeal { lock: u32, place: Option<QueuePlace>, fence: Option<Token> },
     /// All members of a subtree have entered the round.
     BarrierArrive { barrier: u32, round: u64 },
     /// All members have entered the round. `active`: who takes part from now on, if that changed.
@@ -76,17 +77,25 @@ pub enum Control {
     /// The answer to a join.
     BarrierWelcome { barrier: u32, round: u64, active: MemberSet },
     /// After a death: asks every member for its rounds.
-    BarrierQuery { barrier: u32, dead: MemberSet },
+    BarrierQuery { barrier: u32 },
     /// The answer to it.
-    BarrierReport { barrier: u32, dead: MemberSet, rounds: Rounds },
+    BarrierReport { barrier: u32, rounds: Rounds },
     /// The outcome of the rounds that the death interrupted.
-    BarrierHeal { barrier: u32, dead: MemberSet, rounds: Rounds },
+    BarrierHeal { barrier: u32, rounds: Rounds },
     /// Asks a member what it does with a lock or barrier.
     StatusRequest { object: Object },
     /// The answer to it.
     StatusReply { object: Object, status: Status },
     /// The group has declared the receiver dead.
     Expelled,
+    /// A member tells the coordinator who is gone, for the next view. The answer to a proposal, too.
+    ViewReport { gone: MemberSet },
+    /// The coordinator proposes the next view: all members but these.
+    ViewPropose { gone: MemberSet },
+    /// All members of the next view have accepted it.
+    ViewInstall { gone: MemberSet },
+    /// The sender is no longer a member.
+    Leave,
 }
 
 impl Control {
@@ -111,6 +120,10 @@ impl Control {
             Control::StatusRequest { .. } => PacketKind::StatusRequest,
             Control::StatusReply { .. } => PacketKind::StatusReply,
             Control::Expelled => PacketKind::Expelled,
+            Control::ViewReport { .. } => PacketKind::ViewReport,
+            Control::ViewPropose { .. } => PacketKind::ViewPropose,
+            Control::ViewInstall { .. } => PacketKind::ViewInstall,
+            Control::Leave => PacketKind::Leave,
         }
     }
 
@@ -122,8 +135,8 @@ impl Control {
     }
 
     /// Writes the whole packet, with its header, and returns its length. [`MAX_CONTROL_SIZE`] bytes are enough for every packet,
-    /// [`SHORT_CONTROL_SIZE`] for a [short](Control::is_short) one.
-    pub fn encode(&self, group: GroupId, sender: MemberId, packet: &mut [u8]) -> usize {
+    /// [`SHORT_CONTROL_SIZE`] for a [short](Control::is_short) one. `view`: how many members the view of the sender lacks.
+    pub fn encode(&self, group: GroupId, sender: MemberId, view: u16, packet: &mut [u8]) -> usize {
         let mut header = Header {
             group: group.group,
             epoch: group.epoch,
@@ -147,29 +160,24 @@ impl Control {
             }
             Control::LockReply { lock, fence, ticket } => {
                 (header.seq, header.ack) = (lock, ticket);
-                body.put(fence);
+                body.put_token(fence);
             }
             Control::LockBusy { lock } => header.seq = lock,
-            Control::LockQuery { lock, dead } => {
-                header.seq = lock;
-                body.put_set(&dead);
-            }
-            Control::LockReport { lock, dead, report } => {
+            Control::LockQuery { lock } => header.seq = lock,
+            Control::LockReport { lock, report } => {
                 header.seq = lock;
                 header.flags = report.encode_flags();
                 header.ack = report.ticket.unwrap_or(0);
                 header.aux = u32::from(report.gave_to.map_or(NO_MEMBER, MemberId::bits));
-                body.put(report.fence);
-                body.put_set(&dead);
+                body.put_token(report.fence);
             }
-            Control::LockHeal { lock, dead, place, fence } => {
+            Control::LockHeal { lock, place, fence } => {
                 header.seq = lock;
                 header.flags = u8::from(place.is_some()) * FLAG;
                 header.ack = place.map_or(0, |place| place.ticket);
                 let next = place.and_then(|place| place.next);
                 header.aux = u32::from(next.map_or(NO_MEMBER, MemberId::bits));
-                body.put(fence);
-                body.put_set(&dead);
+                body.put_token(fence.unwrap_or_default());
             }
             Control::BarrierArrive { barrier, round } => {
                 header.seq = barrier;
@@ -190,16 +198,11 @@ impl Control {
                 body.put(round);
                 body.put_set(&active);
             }
-            Control::BarrierQuery { barrier, dead } => {
-                header.seq = barrier;
-                body.put_set(&dead);
-            }
-            Control::BarrierReport { barrier, dead, rounds }
-            | Control::BarrierHeal { barrier, dead, rounds } => {
+            Control::BarrierQuery { barrier } => header.seq = barrier,
+            Control::BarrierReport { barrier, rounds } | Control::BarrierHeal { barrier, rounds } => {
                 header.seq = barrier;
                 body.put(rounds.ended);
                 body.put(rounds.failed_from);
-                body.put_set(&dead);
                 body.put_set(&rounds.blame);
                 body.put_set(&rounds.active);
             }
@@ -211,7 +214,7 @@ impl Control {
                 match status {
                     Status::Lock { state, fence, acquired } => {
                         header.aux = state as u32;
-                        body.put(fence);
+                        body.put_token(fence);
                         body.put(acquired);
                     }
                     Status::Barrier { entered, ended, waits_for } => {
@@ -221,50 +224,57 @@ impl Control {
                     }
                 }
             }
-            Control::Expelled => {}
+            Control::ViewReport { gone } | Control::ViewPropose { gone } | Control::ViewInstall { gone } => {
+                body.put_set(&gone);
+            }
+            Control::Expelled | Control::Leave => {}
         }
+        header.aux |= u32::from(view) << 16;
         let len = body.at;
         packet[..HEADER_SIZE].copy_from_slice(&header.encode());
         len
     }
 
+    /// How many members the view of the packet's sender lacks.
+    #[inline]
+    pub fn view_of(header: &Header) -> u16 {
+        (header.aux >> 16) as u16
+    }
+
     /// Decodes what a peer of a group of `members` sent. Whether the group has the lock or barrier is checked later.
     pub fn decode(header: &Header, body: &[u8], members: usize) -> Result<Self, InvalidPacket> {
         let mut body = Reader { bytes: body, at: 0 };
-        let member = |bits: u32| {
-            let bits = u16::try_from(bits).map_err(|_| InvalidPacket::Value(u64::from(bits)))?;
-            MemberId::from_wire(bits, members).ok_or(InvalidPacket::Member(bits))
-        };
-        let optional =
-            |bits: u32| if bits == u32::from(NO_MEMBER) { Ok(None) } else { member(bits).map(Some) };
+        // The upper half is the view.
+        let aux = header.aux as u16;
+        let member = |bits: u16| MemberId::from_wire(bits, members).ok_or(InvalidPacket::Member(bits));
+        let optional = |bits: u16| if bits == NO_MEMBER { Ok(None) } else { member(bits).map(Some) };
         let flag = header.flags & FLAG != 0;
         let id = header.seq;
         let control = match header.kind {
             PacketKind::LockRequest => Control::LockRequest { lock: id, trying: flag },
-            PacketKind::LockForward => Control::LockForward {
-                lock: id,
-                requester: member(header.aux)?,
-                ticket: header.ack,
-                trying: flag,
-            },
-            PacketKind::LockReply => Control::LockReply { lock: id, fence: body.take()?, ticket: header.ack },
+            PacketKind::LockForward => {
+                Control::LockForward { lock: id, requester: member(aux)?, ticket: header.ack, trying: flag }
+            }
+            PacketKind::LockReply => {
+                Control::LockReply { lock: id, fence: body.take_token()?, ticket: header.ack }
+            }
             PacketKind::LockBusy => Control::LockBusy { lock: id },
-            PacketKind::LockQuery => Control::LockQuery { lock: id, dead: body.take_set(members)? },
+            PacketKind::LockQuery => Control::LockQuery { lock: id },
             PacketKind::LockReport => {
-                let fence = body.take()?;
-                let gave_to = optional(header.aux)?;
+                let fence = body.take_token()?;
+                let gave_to = optional(aux)?;
                 let report = QueueReport::decode(header.flags, fence, gave_to, header.ack)
                     .ok_or(InvalidPacket::Value(u64::from(header.flags)))?;
-                Control::LockReport { lock: id, dead: body.take_set(members)?, report }
+                Control::LockReport { lock: id, report }
             }
             PacketKind::LockHeal => {
-                let fence = body.take()?;
-                let next = optional(header.aux)?;
+                let fence = body.take_token()?;
+                let next = optional(aux)?;
                 Control::LockHeal {
                     lock: id,
-                    dead: body.take_set(members)?,
                     place: flag.then_some(QueuePlace { ticket: header.ack, next }),
-                    fence,
+                    // No acquisition has the count 0.
+                    fence: (fence != Token::default()).then_some(fence),
                 }
             }
             PacketKind::BarrierArrive => Control::BarrierArrive { barrier: id, round: body.take()? },
@@ -273,15 +283,14 @@ impl Control {
                 let active = if flag { Some(body.take_set(members)?) } else { None };
                 Control::BarrierRelease { barrier: id, round, active }
             }
-            PacketKind::BarrierJoin => Control::BarrierJoin { barrier: id, member: member(header.aux)? },
-            PacketKind::BarrierLeave => Control::BarrierLeave { barrier: id, member: member(header.aux)? },
+            PacketKind::BarrierJoin => Control::BarrierJoin { barrier: id, member: member(aux)? },
+            PacketKind::BarrierLeave => Control::BarrierLeave { barrier: id, member: member(aux)? },
             PacketKind::BarrierWelcome => {
                 Control::BarrierWelcome { barrier: id, round: body.take()?, active: body.take_set(members)? }
             }
-            PacketKind::BarrierQuery => Control::BarrierQuery { barrier: id, dead: body.take_set(members)? },
+            PacketKind::BarrierQuery => Control::BarrierQuery { barrier: id },
             PacketKind::BarrierReport | PacketKind::BarrierHeal => {
                 let (ended, failed_from) = (body.take()?, body.take()?);
-                let dead = body.take_set(members)?;
                 let rounds = Rounds {
                     ended,
                     failed_from,
@@ -289,29 +298,34 @@ impl Control {
                     active: body.take_set(members)?,
                 };
                 if header.kind == PacketKind::BarrierReport {
-                    Control::BarrierReport { barrier: id, dead, rounds }
+                    Control::BarrierReport { barrier: id, rounds }
                 } else {
-                    Control::BarrierHeal { barrier: id, dead, rounds }
+                    Control::BarrierHeal { barrier: id, rounds }
                 }
             }
             PacketKind::StatusRequest => Control::StatusRequest { object: decode_object(header) },
             PacketKind::StatusReply => {
                 let object = decode_object(header);
-                let (first, second) = (body.take()?, body.take()?);
                 let status = match object {
                     Object::Lock(_) => Status::Lock {
-                        state: LockState::from_wire(header.aux)
-                            .ok_or(InvalidPacket::Value(u64::from(header.aux)))?,
-                        fence: first,
-                        acquired: second,
+                        state: LockState::from_wire(u32::from(aux))
+                            .ok_or(InvalidPacket::Value(u64::from(aux)))?,
+                        fence: body.take_token()?,
+                        acquired: body.take()?,
                     },
-                    Object::Barrier(_) => {
-                        Status::Barrier { entered: first, ended: second, waits_for: optional(header.aux)? }
-                    }
+                    Object::Barrier(_) => Status::Barrier {
+                        entered: body.take()?,
+                        ended: body.take()?,
+                        waits_for: optional(aux)?,
+                    },
                 };
                 Control::StatusReply { object, status }
             }
             PacketKind::Expelled => Control::Expelled,
+            PacketKind::ViewReport => Control::ViewReport { gone: body.take_set(members)? },
+            PacketKind::ViewPropose => Control::ViewPropose { gone: body.take_set(members)? },
+            PacketKind::ViewInstall => Control::ViewInstall { gone: body.take_set(members)? },
+            PacketKind::Leave => Control::Leave,
             PacketKind::Data | PacketKind::Ack | PacketKind::Nack | PacketKind::Resume => {
                 return Err(InvalidPacket::Kind(header.kind as u8));
             }
@@ -342,6 +356,11 @@ impl Writer<'_> {
         self.at += 8;
     }
 
+    fn put_token(&mut self, token: Token) {
+        self.put(token.view);
+        self.put(token.count);
+    }
+
     fn put_set(&mut self, set: &MemberSet) {
         let mut bytes = [0; MemberSet::ENCODED];
         set.encode(&mut bytes);
@@ -366,6 +385,10 @@ impl Reader<'_> {
 
     fn take(&mut self) -> Result<u64, InvalidPacket> {
         self.chunk().map(|bytes| u64::from_le_bytes(*bytes))
+    }
+
+    fn take_token(&mut self) -> Result<Token, InvalidPacket> {
+        Ok(Token { view: self.take()?, count: self.take()? })
     }
 
     fn take_set(&mut self, members: usize) -> Result<MemberSet, InvalidPacket> {

@@ -2,20 +2,22 @@
 //! that the bytes of the WRITE are a packet.
 //!
 //! ```text
-//!   31 30   29        24   23                    0
-//!  +-------+------------+------------------------+
-//!  | kind  | barrier    | round, lowest 24 bits  |      kind: 1 arrive, 2 release, 3 packet (all other bits 0)
-//!  +-------+------------+------------------------+
+//!   31 30   29        24   23                   16   15                    0
+//!  +-------+------------+-----------------------+------------------------+
+//!  | kind  | barrier    | view, lowest 8 bits   | round, lowest 16 bits  |      kind: 1 arrive, 2 release, 3 packet (all other bits 0)
+//!  +-------+------------+-----------------------+------------------------+
 //! ```
 //!
-//! The connection itself says which group and member the packet comes from. The receiver knows the round to within one, so 24 bits
-//! of it are enough.
+//! The connection itself says which group and member the packet comes from. The receiver knows the round to within one, so 16 bits
+//! of it are enough. It has accepted every view of which it is a member before anybody installs it, so the view is the newest that it has
+//! accepted with these bits.
 
 use super::control::Control;
 
 const ARRIVE: u32 = 1;
 const RELEASE: u32 = 2;
-const ROUND_BITS: u32 = 24;
+const ROUND_BITS: u32 = 16;
+const BARRIER_SHIFT: u32 = 24;
 
 /// The immediate of a WRITE whose bytes are a lock or barrier packet with its header.
 pub const PACKET_IMMEDIATE: u32 = 3 << 30;
@@ -26,31 +28,39 @@ impl Control {
     /// ```
     /// use crosstie_protocol::group::Control;
     /// let packet = Control::BarrierArrive { barrier: 3, round: 0x1_0000_0001 };
-    /// let immediate = packet.to_immediate().unwrap();
-    /// assert_eq!(Control::from_immediate(immediate, |_| Some(0x1_0000_0000)), Some(packet));
+    /// let immediate = packet.to_immediate(2).unwrap();
+    /// assert_eq!(Control::from_immediate(immediate, 3, |_| Some(0x1_0000_0000)), Some((2, packet)));
     /// ```
     #[inline]
-    pub fn to_immediate(&self) -> Option<u32> {
+    pub fn to_immediate(&self, view: u16) -> Option<u32> {
         let (kind, barrier, round) = match *self {
             Control::BarrierArrive { barrier, round } => (ARRIVE, barrier, round),
             Control::BarrierRelease { barrier, round, active: None } => (RELEASE, barrier, round),
             _ => return None,
         };
-        (barrier < 64).then_some(kind << 30 | barrier << ROUND_BITS | round as u32 & ((1 << ROUND_BITS) - 1))
+        let round = round as u32 & ((1 << ROUND_BITS) - 1);
+        (barrier < 64)
+            .then_some(kind << 30 | barrier << BARRIER_SHIFT | u32::from(view as u8) << ROUND_BITS | round)
     }
 
-    /// The packet that an immediate stands for. `ended` gives the last round of a barrier that has ended here; `None` for a
-    /// barrier that the group does not have.
+    /// The packet that an immediate stands for, and the view of its sender. `accepted`: the newest view that this member has accepted.
+    /// `ended` gives the last round of a barrier that has ended here; `None` for a barrier that the group does not have.
     #[inline]
-    pub fn from_immediate(immediate: u32, ended: impl FnOnce(u32) -> Option<u64>) -> Option<Control> {
-        let barrier = immediate >> ROUND_BITS & 63;
+    pub fn from_immediate(
+        immediate: u32,
+        accepted: u16,
+        ended: impl FnOnce(u32) -> Option<u64>,
+    ) -> Option<(u16, Control)> {
+        let barrier = immediate >> BARRIER_SHIFT & 63;
+        let behind = (accepted as u8).wrapping_sub((immediate >> ROUND_BITS) as u8);
+        let view = accepted.saturating_sub(u16::from(behind));
         let ended = ended(barrier)?;
         // The round nearest to `ended` that has these lowest bits.
         let ahead = immediate.wrapping_sub(ended as u32) << (32 - ROUND_BITS);
         let round = ended.checked_add_signed(i64::from(ahead as i32 >> (32 - ROUND_BITS)))?;
         match immediate >> 30 {
-            ARRIVE => Some(Control::BarrierArrive { barrier, round }),
-            RELEASE => Some(Control::BarrierRelease { barrier, round, active: None }),
+            ARRIVE => Some((view, Control::BarrierArrive { barrier, round })),
+            RELEASE => Some((view, Control::BarrierRelease { barrier, round, active: None })),
             _ => None,
         }
     }
@@ -65,23 +75,29 @@ mod tests {
     proptest! {
         #[test]
         fn immediate_keeps_every_round_near_the_current_one(
-            barrier in 0u32..64, ended in 0u64..u64::MAX / 2, ahead in -1000i64..1000, release: bool
+            barrier in 0u32..64, ended in 0u64..u64::MAX / 2, ahead in -1000i64..1000,
+            accepted in 0u16..1024, behind in 0u16..256, release: bool
         ) {
+            let view = accepted.saturating_sub(behind);
             let round = ended.saturating_add_signed(ahead);
             let packet = if release {
                 Control::BarrierRelease { barrier, round, active: None }
             } else {
                 Control::BarrierArrive { barrier, round }
             };
-            let immediate = packet.to_immediate().unwrap();
-            prop_assert_eq!(Control::from_immediate(immediate, |asked| (asked == barrier).then_some(ended)), Some(packet));
-            prop_assert_eq!(Control::from_immediate(immediate, |_| None), None);
+            let immediate = packet.to_immediate(view).unwrap();
+            let decode = |barrier: u32| {
+                Control::from_immediate(immediate, accepted, |asked| (asked == barrier).then_some(ended))
+            };
+            prop_assert_eq!(decode(barrier), Some((view, packet)));
+            prop_assert_eq!(decode(barrier + 1), None);
         }
 
         #[test]
-        fn any_immediate_is_a_packet_or_refused(immediate: u32, ended: u64) {
-            if let Some(packet) = Control::from_immediate(immediate, |_| Some(ended)) {
-                prop_assert_eq!(packet.to_immediate(), Some(immediate));
+        fn any_immediate_is_a_packet_or_refused(immediate: u32, accepted in 256u16..1024, ended: u64) {
+            if let Some((view, packet)) = Control::from_immediate(immediate, accepted, |_| Some(ended)) {
+                prop_assert_eq!(packet.to_immediate(view), Some(immediate));
+                prop_assert!(view <= accepted);
             }
         }
     }

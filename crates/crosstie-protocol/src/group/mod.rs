@@ -5,7 +5,8 @@
 //! | part | what it decides | section |
 //! | --- | --- | --- |
 //! | [`Gate`], [`Header`] | which packets belong to this group, epoch and channel | §2.1, §5.3.3 |
-//! | [`Group`] | locks (`lock`), barriers (`barrier`), deaths | §3, §4 |
+//! | [`Group`] | locks (`lock`), barriers (`barrier`) | §3, §4 |
+//! | [`View`] | who is a member: numbered views, on which all members agree (`view`) | |
 //! | [`message`] | SEND/RECEIVE with Modified ACK/NACK, parts, matching of tags | §5, §6 |
 //! | [`FenceTable`] | refusing the writes of a holder that has lost its lock | |
 //!
@@ -46,12 +47,13 @@ mod region;
 mod state;
 #[cfg(test)]
 mod tests;
+mod view;
 
 use thiserror::Error;
 
 pub use barrier::{BarrierError, BarrierOutcome, Rounds, Tree, TreeOptions};
 pub use control::{Control, MAX_CONTROL_SIZE, Object, SHORT_CONTROL_SIZE, Status};
-pub use fence::{FenceTable, StaleToken};
+pub use fence::{FenceTable, StaleToken, Token};
 pub use immediate::PACKET_IMMEDIATE;
 pub use lock::{LockCounters, LockError, LockOutcome, LockState, QueuePlace, QueueReport};
 pub use member::{MAX_MEMBERS, MemberId, MemberSet};
@@ -62,6 +64,7 @@ pub use packet::{
 pub use region::MemberRegion;
 use state::Scope;
 pub use state::{Config, ConfigError, Group};
+pub use view::View;
 
 /// Limits of a group. Members: [`MAX_MEMBERS`].
 #[derive(Debug)]
@@ -93,8 +96,8 @@ pub struct GroupId {
 
 /// Where a [`Group`] puts what is to be done.
 pub trait Output {
-    /// A packet for another member.
-    fn send(&mut self, to: MemberId, packet: &Control);
+    /// A packet for another member. `view`: how many members the view of this member lacks; the packet carries it.
+    fn send(&mut self, to: MemberId, view: u16, packet: &Control);
     /// Something that the application or the driver has to know.
     fn event(&mut self, event: Event);
 }
@@ -108,7 +111,7 @@ pub enum Event {
         /// The lock.
         lock: u32,
         /// The fencing token, higher than all before.
-        fence: u64,
+        fence: Token,
     },
     /// `try_lock` has failed: another member has the lock, or is before this one.
     LockBusy {
@@ -169,8 +172,11 @@ pub enum Event {
         /// The barrier.
         barrier: u32,
     },
-    /// A member was declared dead, here or by another member. The driver drops its connection and [`message::Channel::drop_peer`]s it.
+    /// A member was declared dead, here or by another member. The driver drops its connection and [`message::Channel::drop_peer`]s it,
+    /// once what was sent to it before has gone out: the last packet tells it.
     MemberDied(MemberId),
+    /// A new view: all its members have accepted it. Its number.
+    ViewInstalled(u64),
     /// The group has declared this member dead. Everything that waits has ended.
     Expelled,
     /// Too few members are alive to decide anything. Everything that waits has ended.
@@ -205,7 +211,7 @@ pub enum ControlViolation {
     /// A packet of a kind that does not belong here.
     #[error("a {} packet does not belong here", .0.name())]
     Kind(PacketKind),
-    /// The packet says that more than the other members are dead.
-    #[error("a packet claims that all members are dead")]
-    AllDead,
+    /// The packet belongs to a view that this member was not asked about.
+    #[error("a packet belongs to view {0}, which this member has not accepted")]
+    View(u16),
 }

@@ -72,11 +72,19 @@ pub enum PacketKind {
     StatusReply = 49,
     /// The group has declared the receiver of this packet dead.
     Expelled = 50,
+    /// A member tells the coordinator who is gone, for the next view. The answer to a proposal, too.
+    ViewReport = 51,
+    /// The coordinator proposes the next view.
+    ViewPropose = 52,
+    /// All members of the next view have accepted it.
+    ViewInstall = 53,
+    /// The sender is no longer a member.
+    Leave = 54,
 }
 
 impl PacketKind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [PacketKind; 22] = [
+    pub const ALL: [PacketKind; 26] = [
         PacketKind::Data,
         PacketKind::Ack,
         PacketKind::Nack,
@@ -99,6 +107,10 @@ impl PacketKind {
         PacketKind::StatusRequest,
         PacketKind::StatusReply,
         PacketKind::Expelled,
+        PacketKind::ViewReport,
+        PacketKind::ViewPropose,
+        PacketKind::ViewInstall,
+        PacketKind::Leave,
     ];
 
     /// The kind with this number.
@@ -142,6 +154,10 @@ impl PacketKind {
             PacketKind::StatusRequest => "status_request",
             PacketKind::StatusReply => "status_reply",
             PacketKind::Expelled => "expelled",
+            PacketKind::ViewReport => "view_report",
+            PacketKind::ViewPropose => "view_propose",
+            PacketKind::ViewInstall => "view_install",
+            PacketKind::Leave => "leave",
         }
     }
 

@@ -6,9 +6,11 @@ use thiserror::Error;
 
 use super::barrier::{Barrier, BarrierError, BarrierOutcome, TreeOptions};
 use super::control::{Control, Object};
+use super::fence::Token;
 use super::lock::{self, LockCounters, LockError, LockOutcome, LockState, Locks};
 use super::member::{MAX_MEMBERS, MemberId, MemberSet};
 use super::packet::PacketKind;
+use super::view;
 use super::{ControlViolation, Event, Limits, Output};
 
 /// How a group is made. All members use the same values, except `me`.
@@ -26,10 +28,18 @@ pub struct Config {
     pub barrier_members: MemberSet,
     /// The tree of the barriers.
     pub tree: TreeOptions,
-    /// Whether only more than half of all members may go on after deaths. Needed if a member can be declared dead although it is
+    /// Whether a view needs more than half of the members of the view before it. Needed if a member can be declared dead although it is
     /// only unreachable: of two parts of a divided network, at most one goes on. Off if the driver knows for certain who is dead.
     pub needs_quorum: bool,
+    /// The number of the first view, at most 2^63: above the numbers of all views of groups before this one whose tokens a resource may
+    /// have seen. A group uses up to 2^20 numbers from here on.
+    pub first_view: u64,
 }
+
+/// The highest count of a token. No view lives long enough to get there; a higher one is a peer's mistake.
+const MAX_COUNT: u64 = u64::MAX >> 1;
+/// The highest number of a first view.
+const MAX_FIRST_VIEW: u64 = 1 << 63;
 
 impl Config {
     /// The usual configuration of member `me` in a group of `members`.
@@ -42,6 +52,7 @@ impl Config {
             barrier_members: MemberSet::first(members),
             tree: TreeOptions::default(),
             needs_quorum: false,
+            first_view: 0,
         }
     }
 }
@@ -57,12 +68,12 @@ pub struct ConfigError {
 /// Locks and barriers of a group, as one member sees them.
 ///
 /// ```
-/// use crosstie_protocol::group::{Config, Control, Event, Group, LockOutcome, MemberId, Output};
+/// use crosstie_protocol::group::{Config, Control, Event, Group, LockOutcome, MemberId, Output, Token};
 ///
 /// #[derive(Default)]
-/// struct Wire { packets: Vec<(MemberId, Control)>, events: Vec<Event> }
+/// struct Wire { packets: Vec<(MemberId, u16, Control)>, events: Vec<Event> }
 /// impl Output for Wire {
-///     fn send(&mut self, to: MemberId, packet: &Control) { self.packets.push((to, *packet)); }
+///     fn send(&mut self, to: MemberId, view: u16, packet: &Control) { self.packets.push((to, view, *packet)); }
 ///     fn event(&mut self, event: Event) { self.events.push(event); }
 /// }
 ///
@@ -73,50 +84,88 @@ pub struct ConfigError {
 /// assert_eq!(groups[1].lock(0, None, &mut wires[1])?, LockOutcome::Waiting);
 /// for _ in 0..2 {
 ///     for from in [a, b] {
-///         for (to, packet) in std::mem::take(&mut wires[from.index()].packets) {
-///             groups[to.index()].on_packet(from, &packet, &mut wires[to.index()])?;
+///         for (to, view, packet) in std::mem::take(&mut wires[from.index()].packets) {
+///             groups[to.index()].on_packet(from, view, &packet, &mut wires[to.index()])?;
 ///         }
 ///     }
 /// }
-/// assert_eq!(wires[1].events, [Event::LockAcquired { lock: 0, fence: 1 }]);
+/// assert_eq!(wires[1].events, [Event::LockAcquired { lock: 0, fence: Token { view: 0, count: 1 } }]);
 /// groups[1].unlock(0, &mut wires[1])?;
 /// // The last holder takes it again without a message.
-/// assert_eq!(groups[1].lock(0, None, &mut wires[1])?, LockOutcome::Acquired(2));
+/// assert_eq!(groups[1].lock(0, None, &mut wires[1])?, LockOutcome::Acquired(Token { view: 0, count: 2 }));
 /// assert!(wires[1].packets.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
-    me: MemberId,
-    members: usize,
-    needs_quorum: bool,
-    dead: MemberSet,
-    state: State,
+    pub(super) me: MemberId,
+    pub(super) members: usize,
+    pub(super) needs_quorum: bool,
+    pub(super) first_view: u64,
+    /// Who is no member, as far as this member knows; its view lacks these, or the next one will.
+    pub(super) gone: MemberSet,
+    /// Whom this member's view lacks.
+    pub(super) installed: MemberSet,
+    /// While this member coordinates the next view: who has accepted it.
+    pub(super) accepted_by: Option<MemberSet>,
+    /// Members of the newest view that is known to be installed.
+    pub(super) quorum_of: usize,
+    pub(super) state: State,
     locks: Locks,
     barriers: Box<[Barrier]>,
     sent: [u64; PacketKind::ALL.len()],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum State {
+pub(super) enum State {
     Member,
     NoQuorum,
     Expelled,
+    Left,
+}
+
+impl State {
+    /// How everything ends that waits.
+    pub(super) const fn errors(self) -> (LockError, BarrierError, Option<Event>) {
+        match self {
+            State::NoQuorum => (LockError::NoQuorum, BarrierError::NoQuorum, Some(Event::QuorumLost)),
+            State::Expelled => (LockError::Expelled, BarrierError::Expelled, Some(Event::Expelled)),
+            State::Member | State::Left => (LockError::Left, BarrierError::Left, None),
+        }
+    }
 }
 
 /// What locks and barriers need of the group.
 pub(super) struct Scope<'a, O> {
     pub(super) me: MemberId,
     pub(super) members: usize,
+    /// Whom the view lacks.
     pub(super) dead: &'a MemberSet,
+    /// How many these are: the view, as packets carry it.
+    pub(super) view: u16,
+    gone: &'a MemberSet,
+    first_view: u64,
     pub(super) out: &'a mut O,
     sent: &'a mut [u64; PacketKind::ALL.len()],
 }
 
 impl<O: Output> Scope<'_, O> {
     pub(super) fn send(&mut self, to: MemberId, packet: &Control) {
-        self.sent[packet.kind().position()] += 1;
-        self.out.send(to, packet);
+        // Nothing goes to a member that is gone, even before the view lacks it.
+        if !self.gone.contains(to) {
+            self.sent[packet.kind().position()] += 1;
+            self.out.send(to, self.view, packet);
+        }
+    }
+
+    /// The number of the view.
+    pub(super) fn view_number(&self) -> u64 {
+        view::number(self.first_view, self.members, self.dead)
+    }
+
+    /// Whether a token of a peer may exist: it was made in a view that this member has accepted.
+    pub(super) fn is_possible(&self, token: Token) -> bool {
+        token.view <= view::number(self.first_view, self.members, self.gone) && token.count <= MAX_COUNT
     }
 
     /// The manager of a lock.
@@ -149,6 +198,7 @@ impl Group {
                     && config.barrier_members.without(&MemberSet::first(config.members)).is_empty(),
             ),
             ("tree.fanout", (1..=Limits::MAX_FANOUT).contains(&config.tree.fanout)),
+            ("first_view", config.first_view <= MAX_FIRST_VIEW),
             ("tree.hosts", config.tree.hosts.len() <= config.members),
         ];
         if let Some((field, _)) = checks.into_iter().find(|(_, valid)| !valid) {
@@ -161,9 +211,13 @@ impl Group {
             me: config.me,
             members: config.members,
             needs_quorum: config.needs_quorum,
-            dead: MemberSet::EMPTY,
+            first_view: config.first_view,
+            gone: MemberSet::EMPTY,
+            installed: MemberSet::EMPTY,
+            accepted_by: None,
+            quorum_of: config.members,
             state: State::Member,
-            locks: Locks::new(config.locks, config.members, config.me),
+            locks: Locks::new(config.locks, config.members, config.me, config.first_view),
             barriers: (0..config.barriers).map(barrier).collect(),
             sent: [0; PacketKind::ALL.len()],
         })
@@ -279,37 +333,19 @@ impl Group {
         self.barriers.iter().filter_map(Barrier::deadline).chain(self.locks.next_deadline()).min()
     }
 
-    /// A member is dead. Its packets must not be given to [`Group::on_packet`] any more.
-    pub fn member_died(&mut self, member: MemberId, out: &mut impl Output) {
-        if member.index() < self.members {
-            self.learn_deaths(&MemberSet::from_iter([member]), out);
-        }
-    }
-
-    /// The members that are known to be dead.
-    pub fn dead(&self) -> &MemberSet {
-        &self.dead
-    }
-
-    /// Handles a packet of a live peer. Packets of one peer must come once and in order.
+    /// Handles a packet of a live peer, and the view that it carries. Packets of one peer must come once and in order.
     pub fn on_packet(
         &mut self,
         from: MemberId,
+        view: u16,
         packet: &Control,
         out: &mut impl Output,
     ) -> Result<(), ControlViolation> {
-        if self.state != State::Member {
-            return Ok(());
+        // Who was expelled is told by members whose view it has not accepted.
+        if *packet != Control::Expelled && self.state == State::Member && !self.gone.contains(from) {
+            self.see_view(view, out)?;
         }
-        if let Control::LockQuery { dead, .. }
-        | Control::LockReport { dead, .. }
-        | Control::BarrierQuery { dead, .. }
-        | Control::BarrierReport { dead, .. } = packet
-        {
-            self.learn_deaths(dead, out);
-        }
-        // Also if the packet itself said so.
-        if self.dead.contains(from) || self.state != State::Member {
+        if self.state != State::Member || self.gone.contains(from) {
             return Ok(());
         }
         match *packet {
@@ -321,7 +357,7 @@ impl Group {
             | Control::LockReport { .. }
             | Control::LockHeal { .. } => {
                 let (locks, _, mut scope) = self.split(out);
-                locks.handle(from, packet, &mut scope)
+                locks.handle(from, view, packet, &mut scope)
             }
             Control::BarrierArrive { barrier, .. }
             | Control::BarrierRelease { barrier, .. }
@@ -334,17 +370,18 @@ impl Group {
                 let (_, barriers, mut scope) = self.split(out);
                 let found =
                     barriers.get_mut(barrier as usize).ok_or(ControlViolation::Barrier { barrier })?;
-                found.handle(from, packet, &mut scope)
+                found.handle(from, view, packet, &mut scope)
             }
             Control::StatusRequest { object } => self.answer_status(from, object, out),
             Control::StatusReply { object, status } => {
                 out.event(Event::Status { from, object, status });
                 Ok(())
             }
-            Control::Expelled => {
-                self.end(State::Expelled, out);
-                Ok(())
-            }
+            Control::ViewReport { .. }
+            | Control::ViewPropose { .. }
+            | Control::ViewInstall { .. }
+            | Control::Leave
+            | Control::Expelled => self.handle_view(from, packet, out),
         }
     }
 
@@ -368,11 +405,7 @@ impl Group {
     }
 
     fn check_lock_allowed(&self) -> Result<(), LockError> {
-        match self.state {
-            State::Member => Ok(()),
-            State::NoQuorum => Err(LockError::NoQuorum),
-            State::Expelled => Err(LockError::Expelled),
-        }
+        if self.state == State::Member { Ok(()) } else { Err(self.state.errors().0) }
     }
 
     fn with_barrier<O: Output, T>(
@@ -381,10 +414,8 @@ impl Group {
         out: &mut O,
         action: impl FnOnce(&mut Barrier, &mut Scope<'_, O>) -> Result<T, BarrierError>,
     ) -> Result<T, BarrierError> {
-        match self.state {
-            State::Member => {}
-            State::NoQuorum => return Err(BarrierError::NoQuorum),
-            State::Expelled => return Err(BarrierError::Expelled),
+        if self.state != State::Member {
+            return Err(self.state.errors().1);
         }
         let (_, barriers, mut scope) = self.split(out);
         let found = barriers.get_mut(barrier as usize).ok_or(BarrierError::Unknown(barrier))?;
@@ -409,48 +440,20 @@ impl Group {
         Ok(())
     }
 
-    fn learn_deaths(&mut self, dead: &MemberSet, out: &mut impl Output) {
-        let before = self.dead;
-        let new = dead.without(&before);
-        if new.is_empty() || self.state != State::Member {
-            return;
-        }
-        if new.contains(self.me) {
-            self.end(State::Expelled, out);
-            return;
-        }
-        self.dead = before.union(&new);
-        for member in new.iter() {
-            out.event(Event::MemberDied(member));
-        }
-        if self.needs_quorum && (self.members - self.dead.len()) * 2 <= self.members {
-            self.end(State::NoQuorum, out);
-            return;
-        }
-        let (locks, barriers, mut scope) = self.split(out);
-        locks.on_deaths(&before, &mut scope);
-        for barrier in barriers {
-            barrier.on_deaths(&mut scope);
-        }
-    }
-
-    /// Everything that waits ends, and nothing starts any more.
-    fn end(&mut self, state: State, out: &mut impl Output) {
-        self.state = state;
-        let (locks, barriers, mut scope) = self.split(out);
-        let expelled = state == State::Expelled;
-        locks.fail_all(if expelled { LockError::Expelled } else { LockError::NoQuorum }, &mut scope);
-        for barrier in barriers {
-            barrier.fail(if expelled { BarrierError::Expelled } else { BarrierError::NoQuorum }, &mut scope);
-        }
-        out.event(if expelled { Event::Expelled } else { Event::QuorumLost });
-    }
-
-    fn split<'a, O: Output>(
+    pub(super) fn split<'a, O: Output>(
         &'a mut self,
         out: &'a mut O,
     ) -> (&'a mut Locks, &'a mut [Barrier], Scope<'a, O>) {
-        let scope = Scope { me: self.me, members: self.members, dead: &self.dead, out, sent: &mut self.sent };
+        let scope = Scope {
+            me: self.me,
+            members: self.members,
+            dead: &self.installed,
+            view: self.installed.len() as u16,
+            gone: &self.gone,
+            first_view: self.first_view,
+            out,
+            sent: &mut self.sent,
+        };
         (&mut self.locks, &mut self.barriers, scope)
     }
 }

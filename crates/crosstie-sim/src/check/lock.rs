@@ -1,15 +1,18 @@
 //! Checks locks: mutual exclusion at the resource, fencing tokens that rise, first come first served.
 
+/// View and count: compared in this order.
+type Token = (u64, u64);
+
 /// What the checker knows about one lock.
 #[derive(Clone, Debug, Default)]
 struct Lock {
     /// Holders that have not released: member and token.
-    holders: Vec<(usize, u64)>,
-    newest_token: u64,
+    holders: Vec<(usize, Token)>,
+    newest_token: Token,
     /// Requests in the order in which they reached the manager. `None`: the manager died, and the order with it.
     order: Option<Vec<usize>>,
     /// The resource that the lock protects: the newest token that it has seen.
-    resource_token: u64,
+    resource_token: Token,
 }
 
 /// Checks all locks of a run.
@@ -52,7 +55,7 @@ impl LockChecker {
         time: u64,
         lock: u32,
         member: usize,
-        token: u64,
+        token: Token,
         excused: impl Fn(usize) -> bool,
     ) {
         let state = &mut self.locks[lock as usize];
@@ -63,7 +66,7 @@ impl LockChecker {
         }
         if token <= state.newest_token && !excused(member) {
             self.failures.push(format!(
-                "{time} ns: lock {lock}: token {token:#x} of member {member} is not above {:#x}",
+                "{time} ns: lock {lock}: token {token:?} of member {member} is not above {:?}",
                 state.newest_token
             ));
         }
@@ -109,7 +112,7 @@ impl LockChecker {
     }
 
     /// The resource takes writes with tokens that are not older than the newest.
-    fn write(&mut self, lock: u32, token: u64) -> bool {
+    fn write(&mut self, lock: u32, token: Token) -> bool {
         let state = &mut self.locks[lock as usize];
         let accepted = token >= state.resource_token;
         state.resource_token = state.resource_token.max(token);

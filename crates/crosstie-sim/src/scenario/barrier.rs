@@ -67,7 +67,7 @@ impl Run {
                 self.apps[member] = App::Done;
                 self.checker.died(member);
             }
-            Seen::Arrived { .. } => {}
+            Seen::Arrived { .. } | Seen::Excused(_) => {}
         }
     }
 
@@ -114,8 +114,8 @@ impl Run {
             let app = self.apps[member];
             self.cluster.failures.push(format!("{now} ns: round {round} ends for member {member}: {app:?}"));
         }
-        let cut = &self.cluster.cut;
-        self.checker.ended(now, member, round, success, |member| cut[member]);
+        let excused = &self.cluster.excused;
+        self.checker.ended(now, member, round, success, |member| excused[member]);
         self.think(member, round);
     }
 
@@ -140,12 +140,13 @@ impl Run {
     }
 
     fn is_well(&self, member: usize) -> bool {
-        self.cluster.is_alive(member) && !self.cluster.cut[member]
+        self.cluster.is_alive(member) && !self.cluster.excused[member]
     }
 
     fn finish(mut self) -> Outcome {
         let well: Vec<bool> = (0..self.plan.members).map(|member| self.is_well(member)).collect();
         self.checker.finish(|member| well[member]);
+        self.cluster.check_views();
         let mut failures = self.cluster.failures;
         failures.append(&mut self.checker.failures);
         for (member, app) in self.apps.iter().enumerate() {
@@ -157,7 +158,7 @@ impl Run {
         let times = self.checker.times();
         let packets: u64 = self.cluster.packets.values().sum();
         let expected = 2 * (self.plan.members as u64 - 1) * times.len() as u64;
-        let strict = !self.plan.restless && self.plan.deaths == 0 && !self.plan.partition;
+        let strict = !self.plan.restless && !self.plan.has_faults();
         if strict && packets != expected {
             failures.push(format!("{packets} packets for {} rounds, not {expected}", times.len()));
         }

@@ -1,6 +1,6 @@
 //! All members take locks: they think, ask, hold, release.
 
-use crosstie_protocol::group::{Control, Event, LockOutcome, MemberSet};
+use crosstie_protocol::group::{Control, Event, LockOutcome, MemberSet, Token};
 
 use super::cluster::{Cluster, Seen};
 use crate::check::lock::LockChecker;
@@ -40,7 +40,7 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
         errors: 0,
         someone_died: false,
     };
-    if plan.partition {
+    if plan.partition || (plan.pauses > 0 && plan.is_lossy()) {
         // Which side a request reaches is not what first come, first served is about.
         (0..plan.locks as u32).for_each(|lock| run.checker.order_is_lost(lock));
     }
@@ -61,16 +61,24 @@ impl Run {
             Seen::Event(member, event) => self.event(member, event),
             Seen::Arrived { to, from, packet: Control::LockRequest { lock, .. } } => {
                 let waits = matches!(self.apps[from], App::Waits { lock: asked, .. } if asked == lock);
-                if to == lock as usize % self.plan.members && waits {
+                if to == lock as usize % self.plan.members && waits && !self.cluster.excused[from] {
                     self.checker.requested(lock, from);
                 }
             }
             Seen::Arrived { .. } => {}
-            Seen::Died(member) => {
+            Seen::Died(member) | Seen::Excused(member) => {
                 self.someone_died = true;
-                self.apps[member] = App::Done;
+                let lives = self.cluster.is_alive(member);
+                if !lives {
+                    self.apps[member] = App::Done;
+                }
                 for lock in 0..self.plan.locks as u32 {
-                    self.checker.lost(lock, member);
+                    // Who is expelled and lives may hold the lock until it learns of it.
+                    if lives {
+                        self.checker.gave_up(lock, member);
+                    } else {
+                        self.checker.lost(lock, member);
+                    }
                     if lock as usize % self.plan.members == member {
                         self.checker.order_is_lost(lock);
                     }
@@ -121,7 +129,7 @@ impl Run {
         }
     }
 
-    fn acquired(&mut self, member: usize, lock: u32, token: u64) {
+    fn acquired(&mut self, member: usize, lock: u32, Token { view, count }: Token) {
         let now = self.cluster.network.now;
         let App::Waits { lock: asked, since } = self.apps[member] else {
             self.cluster
@@ -134,8 +142,8 @@ impl Run {
                 .failures
                 .push(format!("{now} ns: member {member} got lock {lock} instead of {asked}"));
         }
-        let cut = &self.cluster.cut;
-        self.checker.acquired(now, lock, member, token, |member| cut[member]);
+        let excused = &self.cluster.excused;
+        self.checker.acquired(now, lock, member, (view, count), |member| excused[member]);
         self.times.push(now - since);
         self.apps[member] = App::Holds { lock };
         let time = self.cluster.network.random.exponential(self.plan.latency_ns);
@@ -145,8 +153,8 @@ impl Run {
     fn release(&mut self, member: usize) {
         let App::Holds { lock } = self.apps[member] else { return };
         let now = self.cluster.network.now;
-        let cut = &self.cluster.cut;
-        self.checker.released(now, lock, member, |member| cut[member]);
+        let excused = &self.cluster.excused;
+        self.checker.released(now, lock, member, |member| excused[member]);
         if self.cluster.act(member, |group, out| group.unlock(lock, out)).is_err() {
             self.stop(member);
         } else {
@@ -178,6 +186,7 @@ impl Run {
     }
 
     fn finish(mut self) -> Outcome {
+        self.cluster.check_views();
         let mut failures = self.cluster.failures;
         failures.append(&mut self.checker.failures);
         for (member, app) in self.apps.iter().enumerate() {
@@ -185,7 +194,7 @@ impl Run {
                 failures.push(format!("member {member} never ends: {app:?}"));
             }
         }
-        let strict = !self.plan.restless && self.plan.deaths == 0 && !self.plan.partition;
+        let strict = !self.plan.restless && !self.plan.has_faults();
         let packets: u64 = self.cluster.packets.values().sum();
         if strict && packets > 3 * self.times.len() as u64 {
             failures.push(format!(

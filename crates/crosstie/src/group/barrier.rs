@@ -69,12 +69,22 @@ impl Barrier {
 
     /// Takes part from the next round on. Waits until the other members know it.
     pub fn join(&self) -> Result<(), GroupError> {
-        self.change(|engine, id| engine.machine.join_barrier(id, &mut engine.wires))
+        self.change(None, |engine, id| engine.machine.join_barrier(id, &mut engine.wires))
+    }
+
+    /// As [`Barrier::join`], for at most `timeout`. After [`GroupError::TimedOut`] the wish remains: call again to go on waiting.
+    pub fn join_timeout(&self, timeout: Duration) -> Result<(), GroupError> {
+        self.change(Some(timeout), |engine, id| engine.machine.join_barrier(id, &mut engine.wires))
     }
 
     /// Takes part no longer, from the next round on. Waits until the other members know it, so until the round has ended.
     pub fn leave(&self) -> Result<(), GroupError> {
-        self.change(|engine, id| engine.machine.leave_barrier(id, &mut engine.wires))
+        self.change(None, |engine, id| engine.machine.leave_barrier(id, &mut engine.wires))
+    }
+
+    /// As [`Barrier::leave`], for at most `timeout`. After [`GroupError::TimedOut`] the wish remains: call again to go on waiting.
+    pub fn leave_timeout(&self, timeout: Duration) -> Result<(), GroupError> {
+        self.change(Some(timeout), |engine, id| engine.machine.leave_barrier(id, &mut engine.wires))
     }
 
     /// Who takes part.
@@ -85,15 +95,17 @@ impl Barrier {
 
     fn change(
         &self,
+        timeout: Option<Duration>,
         start: impl FnOnce(&mut Engine, u32) -> Result<(), BarrierError>,
     ) -> Result<(), GroupError> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut engine = self.shared.engine();
         let id = self.id;
         if let Some(slot) = engine.wires.results.barriers.get_mut(id as usize) {
             slot.changed = false;
         }
         start(&mut engine, id)?;
-        self.shared.wait(engine, None, |engine| {
+        self.shared.wait(engine, until, |engine| {
             let slot = engine.wires.results.barriers.get_mut(id as usize)?;
             core::mem::take(&mut slot.changed).then_some(())
         })

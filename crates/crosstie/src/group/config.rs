@@ -27,6 +27,10 @@ pub(super) mod limits {
     pub(in crate::group) const STAGING_SLOTS: usize = 256;
     /// How long the error of a time-out waits for the answers of the other members.
     pub(in crate::group) const STATUS_WAIT: Duration = Duration::from_millis(200);
+    /// How long `try_acquire` waits for an answer.
+    pub(in crate::group) const TRY_WAIT: Duration = Duration::from_secs(5);
+    /// How long a member that leaves waits until the others have room for the word of it.
+    pub(in crate::group) const LEAVE_WAIT: Duration = Duration::from_millis(100);
     /// How often links are checked, at most.
     pub(in crate::group) const CHECK_INTERVAL: u64 = 5_000_000;
     /// Longest PUT, in bytes.
@@ -74,6 +78,7 @@ pub struct GroupConfig {
     pub(super) wait: WaitStrategy,
     pub(super) progress: ProgressMode,
     pub(super) receive_loss: Option<(f64, u64)>,
+    pub(super) first_view: Option<u64>,
 }
 
 impl GroupConfig {
@@ -93,6 +98,7 @@ impl GroupConfig {
             wait: WaitStrategy::default(),
             progress: ProgressMode::default(),
             receive_loss: None,
+            first_view: None,
         }
     }
 
@@ -165,6 +171,18 @@ impl GroupConfig {
     #[must_use]
     pub fn progress(mut self, progress: ProgressMode) -> Self {
         self.progress = progress;
+        self
+    }
+
+    /// The number of the group's first view, at most 2^63, for programs that do not rely on clocks. [Fencing tokens](super::Token)
+    /// begin with it, so it must be above the views of all groups whose tokens a resource has seen: at least 2^20 above the first view
+    /// of the group before. A counter in a store, raised before each join, gives it: `counter << 20`.
+    ///
+    /// Without it, the first view is the latest of the members' clocks, in nanoseconds since 1970. That rises as long as no clock is set
+    /// back to before an earlier group was made, and two groups that use one resource are made a millisecond apart.
+    #[must_use]
+    pub fn first_view(mut self, number: u64) -> Self {
+        self.first_view = Some(number);
         self
     }
 

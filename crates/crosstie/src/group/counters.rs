@@ -9,7 +9,6 @@ pub(super) struct GroupCounters {
     pub(super) injected_losses: u64,
     pub(super) lost_receives: u64,
     pub(super) links_closed: u64,
-    pub(super) expelled_sent: u64,
     pub(super) stale_tokens: u64,
     pub(super) unsent: u64,
 }

@@ -25,7 +25,7 @@ use super::link::{Link, SLOT, SendKey};
 use super::one_sided::OneSided;
 use super::wires::{Results, Staging, Wires};
 use crate::device::CqParker;
-use crate::device::{Completion, Cq, CqError, Data, Mr, Opcode, Pd, Status, UdQp};
+use crate::device::{Completion, Cq, CqError, Mr, Opcode, Pd, Status, UdQp};
 
 /// Completions of one pass.
 const BATCH: usize = 32;
@@ -54,6 +54,8 @@ pub(super) struct Engine {
     /// Small messages may wait for others: the group's thread posts them if no call of the application does.
     pub(super) combines: bool,
     pub(super) members: usize,
+    /// A member that is silent for long counts as dead. Not where it is known who lives.
+    pub(super) silence_is_death: bool,
     start: Instant,
     now: u64,
     passes: u32,
@@ -64,6 +66,8 @@ pub(super) struct Engine {
     pub(super) counters: GroupCounters,
     /// Completions of the pass; empty between passes.
     batch: Vec<Completion>,
+    /// What other members say about who is gone, until everything that has arrived before is handled.
+    news: Vec<(MemberId, u16, Control)>,
     /// A queue or the device failed: nothing works any more.
     pub(super) failed: Option<GroupError>,
     next_waiter: u64,
@@ -113,6 +117,7 @@ impl Engine {
                 id,
                 me: config.me,
                 links: links.into_boxed_slice(),
+                closing: Vec::new(),
                 staging: Staging::new(staging),
                 results: Results::new(config.locks, config.barriers),
                 has_waiting: false,
@@ -128,6 +133,7 @@ impl Engine {
             mtu,
             combines: false,
             members: config.members,
+            silence_is_death: config.needs_quorum,
             start: Instant::now(),
             now: 0,
             passes: 0,
@@ -140,6 +146,7 @@ impl Engine {
             }),
             counters: GroupCounters::default(),
             batch: Vec::with_capacity(BATCH),
+            news: Vec::new(),
             failed: None,
             next_waiter: 0,
             fences: FenceTable::new(config.locks),
@@ -270,7 +277,12 @@ impl Engine {
     fn poll_links(&mut self) -> usize {
         let batch = &mut self.batch;
         match self.recv_cq.poll(BATCH, |completion| batch.push(*completion)) {
-            Ok(0) => return 0,
+            Ok(0) => {
+                if !self.news.is_empty() {
+                    self.handle_news();
+                }
+                return 0;
+            }
             Ok(_) => {}
             Err(error) => self.fail(GroupError::Queue(error)),
         }
@@ -281,7 +293,20 @@ impl Engine {
         let count = batch.len();
         batch.clear();
         self.batch = batch;
+        if count < BATCH && !self.news.is_empty() {
+            self.handle_news();
+        }
         count
+    }
+
+    /// Others say that members are gone. What these had sent before, for example the release of a barrier, has been handled.
+    #[cold]
+    fn handle_news(&mut self) {
+        for (from, view, packet) in core::mem::take(&mut self.news) {
+            if self.machine.on_packet(from, view, &packet, &mut self.wires).is_err() {
+                self.counters.violations += 1;
+            }
+        }
     }
 
     #[inline]
@@ -358,7 +383,7 @@ impl Engine {
             Ok(header) if header.sender == from => {
                 // By reference: the packet with the most members is ten times as long as the usual one.
                 match &Control::decode(&header, &bytes[HEADER_SIZE..], self.members) {
-                    Ok(packet) => self.handle_control(from, packet),
+                    Ok(packet) => self.handle_control(from, Control::view_of(&header), packet),
                     Err(_) => self.gate.count_invalid(),
                 }
             }
@@ -425,8 +450,9 @@ impl Engine {
     #[inline]
     fn on_immediate(&mut self, from: MemberId, immediate: u32) {
         let machine = &self.machine;
-        match Control::from_immediate(immediate, |barrier| machine.barrier_rounds(barrier)) {
-            Some(packet) => self.handle_control(from, &packet),
+        let rounds = |barrier| machine.barrier_rounds(barrier);
+        match Control::from_immediate(immediate, machine.accepted_view(), rounds) {
+            Some((view, packet)) => self.handle_control(from, view, &packet),
             None => self.gate.count_invalid(),
         }
     }
@@ -442,21 +468,23 @@ impl Engine {
             return;
         }
         match &Control::decode(header, &body[..body_len], self.members) {
-            Ok(packet) => self.handle_control(header.sender, packet),
+            Ok(packet) => self.handle_control(header.sender, Control::view_of(header), packet),
             Err(_) => self.gate.count_invalid(),
         }
     }
 
     #[inline]
-    fn handle_control(&mut self, from: MemberId, packet: &Control) {
-        if self.machine.on_packet(from, packet, &mut self.wires).is_err() {
+    fn handle_control(&mut self, from: MemberId, view: u16, packet: &Control) {
+        if let Control::ViewReport { .. } | Control::ViewPropose { .. } = packet {
+            self.news.push((from, view, *packet));
+        } else if self.machine.on_packet(from, view, packet, &mut self.wires).is_err() {
             self.counters.violations += 1;
         }
     }
 
     /// Takes completions of sends, which frees room in the send queues.
     pub(super) fn poll_sends(&mut self) {
-        let Wires { links, staging, .. } = &mut self.wires;
+        let Wires { links, closing, staging, .. } = &mut self.wires;
         let mut broken: Option<MemberId> = None;
         loop {
             let polled = self.send_cq.poll(BATCH, |completion| {
@@ -469,6 +497,8 @@ impl Engine {
                     if !completion.status.is_success() {
                         broken = Some(link.peer);
                     }
+                } else if let Some(link) = closing.iter_mut().find(|link| link.peer.bits() == key.member) {
+                    link.queue.complete(key.posted);
                 }
             });
             match polled {
@@ -503,7 +533,9 @@ impl Engine {
             let id = self.open[index];
             let Some(channel) = &mut self.channels[usize::from(id)] else { continue };
             channel.protocol.sender.expire(now);
-            if let Some(member) = channel.protocol.sender.next_unreachable() {
+            if let Some(member) = channel.protocol.sender.next_unreachable()
+                && self.silence_is_death
+            {
                 self.lose_member(member);
             }
         }
@@ -513,6 +545,9 @@ impl Engine {
         }
         self.next_check = now + CHECK_INTERVAL;
         self.poll_sends();
+        if !self.wires.closing.is_empty() {
+            self.wires.poll_closing();
+        }
         let probe = now >= self.next_probe;
         if probe {
             self.next_probe = now + PROBE_INTERVAL;
@@ -529,7 +564,7 @@ impl Engine {
         }
     }
 
-    /// A member is dead, or counts as dead from now on.
+    /// A member is dead, or counts as dead from now on, for all members of the group. The only way in.
     #[cold]
     pub(super) fn lose_member(&mut self, member: MemberId) {
         self.machine.member_died(member, &mut self.wires);
@@ -543,15 +578,12 @@ impl Engine {
     fn close_dead_links(&mut self) {
         if let Some(error) = self.wires.results.ended.take() {
             self.fail(error);
+            // The others have been told; when the links close, those that have not will see it.
+            self.wires.results.deaths.extend(self.wires.links.iter().flatten().map(|link| link.peer));
         }
         while let Some(member) = self.wires.results.deaths.pop() {
-            if let Some(mut link) = self.wires.links[member.index()].take() {
-                self.counters.links_closed += 1;
-                // It may be alive and only have been stopped: it must know that it is no member any more.
-                if post_expelled(&mut link, &self.wires.id, self.wires.me) {
-                    self.counters.expelled_sent += 1;
-                }
-            }
+            // It may be alive and only have been stopped: it is told that it is no member any more before the link closes.
+            self.counters.links_closed += u64::from(self.wires.close(member));
             let nobody_left = self.is_alone();
             for id in &self.open {
                 if let Some(channel) = &mut self.channels[usize::from(*id)] {
@@ -583,12 +615,22 @@ impl Engine {
 
     /// Declares a member dead.
     pub(super) fn expel(&mut self, member: MemberId) {
-        if let Some(link) = &mut self.wires.links[member.index()] {
-            // Before anything else: the other members will close their links to it.
-            post_expelled(link, &self.wires.id, self.wires.me);
-        }
         self.lose_member(member);
         self.close_dead_links();
+    }
+
+    /// Leaves the group: whatever handles of it live, their calls fail from now on.
+    pub(super) fn leave(&mut self) {
+        self.machine.leave(&mut self.wires);
+        self.wires.results.ended.get_or_insert(GroupError::Left);
+        self.close_dead_links();
+    }
+
+    /// Whether all other members have been told that this one has left.
+    pub(super) fn has_left(&mut self) -> bool {
+        self.poll_sends();
+        self.wires.poll_closing();
+        self.wires.closing.is_empty()
     }
 
     /// What this member has done so far.
@@ -623,13 +665,6 @@ impl Engine {
             foreign_memory: self.one_sided.as_ref().map_or(0, |one_sided| one_sided.foreign()),
         }
     }
-}
-
-/// Tells a member that the group goes on without it. If it is really dead, this has no effect.
-fn post_expelled(link: &mut Link, id: &GroupId, me: MemberId) -> bool {
-    let mut bytes = [0; MAX_CONTROL_SIZE];
-    let len = Control::Expelled.encode(*id, me, &mut bytes);
-    link.post(Data::Inline(&bytes[..len]), None).is_ok()
 }
 
 #[cfg(all(test, not(loom)))]

@@ -4,6 +4,7 @@ use super::super::{Group, GroupConfig};
 use super::*;
 use crate::bootstrap::{Bootstrap, Limits, local};
 use crate::device::Device;
+use crosstie_protocol::group::Token;
 
 /// Two members, whose engines only the test runs.
 fn pair() -> [Group; 2] {
@@ -34,8 +35,8 @@ fn forged_packets_in_completions_are_dropped() {
     let [liar, group] = pair();
     let id = liar.shared.lock().wires.id;
     let encode = |packet: Control, id: GroupId, sender: usize| {
-        let mut bytes = [0; 40];
-        let len = packet.encode(id, MemberId::new(sender), &mut bytes);
+        let mut bytes = [0; 48];
+        let len = packet.encode(id, MemberId::new(sender), 0, &mut bytes);
         bytes[..len].to_vec()
     };
     let request = Control::LockRequest { lock: 1, trying: false };
@@ -46,7 +47,8 @@ fn forged_packets_in_completions_are_dropped() {
         encode(request, GroupId { epoch: id.epoch ^ 1, ..id }, 0),
         // In the name of the receiver, and cut.
         encode(request, id, 1),
-        encode(Control::LockReply { lock: 1, fence: 9, ticket: 1 }, id, 0)[..36].to_vec(),
+        encode(Control::LockReply { lock: 1, fence: Token { view: 1, count: 9 }, ticket: 1 }, id, 0)[..36]
+            .to_vec(),
     ];
     for packet in &forged {
         let mut engine = liar.shared.lock();

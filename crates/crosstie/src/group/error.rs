@@ -217,6 +217,9 @@ pub enum GroupError {
     /// Too few members are alive: this may be the smaller part of a divided group.
     #[error("too few members are alive: this may be the smaller part of a divided group")]
     NoQuorum,
+    /// This member has left the group: its [`Group`](super::Group) was dropped.
+    #[error("this member has left the group")]
+    Left,
     /// Nothing came in time.
     #[error("timed out")]
     TimedOut,

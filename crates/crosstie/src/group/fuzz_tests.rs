@@ -5,7 +5,7 @@ use crosstie_protocol::group::message::{
 };
 use crosstie_protocol::group::{
     CONTROL_CHANNEL, Control, Gate, GroupId, HEADER_SIZE, Header, MAX_CONTROL_SIZE, MemberId, MemberSet,
-    PacketKind, flags,
+    PacketKind, Token, flags,
 };
 
 use crate::fuzzing::fuzz;
@@ -21,18 +21,20 @@ fn fuzz_group_packets() {
     let examples = [
         Control::LockRequest { lock: 3, trying: true },
         Control::LockForward { lock: 3, requester: two, ticket: 8, trying: false },
-        Control::LockReply { lock: 3, fence: 9, ticket: 8 },
+        Control::LockReply { lock: 3, fence: Token { view: 2, count: 9 }, ticket: 8 },
         Control::LockBusy { lock: 3 },
         Control::BarrierArrive { barrier: 5, round: 6 },
         Control::BarrierRelease { barrier: 5, round: 6, active: None },
         Control::BarrierJoin { barrier: 5, member: two },
         Control::BarrierLeave { barrier: 5, member: two },
-        Control::BarrierQuery { barrier: 5, dead: MemberSet::EMPTY },
+        Control::BarrierQuery { barrier: 5 },
+        Control::ViewPropose { gone: MemberSet::EMPTY },
+        Control::Leave,
         Control::Expelled,
     ]
     .map(|control| {
         let mut bytes = [0; MAX_CONTROL_SIZE];
-        let len = control.encode(ID, one, &mut bytes);
+        let len = control.encode(ID, one, 1, &mut bytes);
         bytes[..len].to_vec()
     });
     let examples = examples.into_iter().chain([combined_packet()]);
@@ -50,7 +52,7 @@ fn fuzz_group_packets() {
         }
         if let Ok(control) = Control::decode(&header, &input[HEADER_SIZE..], MEMBERS) {
             let mut bytes = [0; MAX_CONTROL_SIZE];
-            let len = control.encode(ID, header.sender, &mut bytes);
+            let len = control.encode(ID, header.sender, Control::view_of(&header), &mut bytes);
             let again = gate.check(&bytes[..len], &MemberSet::EMPTY, |_| true).unwrap();
             assert_eq!(Control::decode(&again, &bytes[HEADER_SIZE..len], MEMBERS), Ok(control));
         }

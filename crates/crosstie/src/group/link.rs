@@ -53,6 +53,8 @@ pub(super) struct SendQueue {
     posted: u32,
     done: u32,
     signaling: Signaling<SIGNAL_INTERVAL>,
+    /// The next request is signaled, so that its end is known.
+    signal_next: bool,
 }
 
 impl SendQueue {
@@ -60,6 +62,16 @@ impl SendQueue {
     #[inline]
     pub(super) fn room(&self) -> u32 {
         SEND_QUEUE - self.posted.wrapping_sub(self.done)
+    }
+
+    /// Whether all requests are known to be done.
+    pub(super) fn is_empty(&self) -> bool {
+        self.posted == self.done
+    }
+
+    /// Lets the next request be signaled: when it is done, all before it are.
+    pub(super) fn signal_next(&mut self) {
+        self.signal_next = true;
     }
 
     /// Whether the completion queue should be polled to find out what is done.
@@ -83,9 +95,10 @@ impl SendQueue {
         }
         let next = self.posted.wrapping_add(1);
         let key = SendKey { member, slot: slot.map_or(0, |slot| slot + 1), posted: next };
-        let is_signaled = slot.is_some() || self.signaling.is_due();
+        let is_signaled = slot.is_some() || self.signal_next || self.signaling.is_due();
         let wr = SendWr::new(key.encode(), op, data);
         let posted = post(&if is_signaled { wr.signaled_if_queued() } else { wr })?;
+        self.signal_next = false;
         if posted == Posted::Queued {
             self.posted = next;
             self.signaling.count_post(is_signaled);
@@ -114,8 +127,8 @@ pub(super) struct Link {
     pub(super) completion_data: usize,
     pub(super) queue: SendQueue,
     pub(super) max_inline: usize,
-    /// Lock and barrier packets that wait for room.
-    pub(super) waiting: VecDeque<Control>,
+    /// Lock and barrier packets that wait for room, with the view in which they were sent.
+    pub(super) waiting: VecDeque<(u16, Control)>,
     /// Whether something was posted since the last probe.
     active: bool,
 }
@@ -184,6 +197,15 @@ impl Link {
         let posted = self.queue.post(op, data, self.peer.bits(), slot, |wr| self.qp.post(wr))?;
         self.active = true;
         Ok(posted)
+    }
+
+    /// Keeps a packet until there is room. Of several questions about one object, one is enough.
+    #[cold]
+    pub(super) fn wait_for_room(&mut self, view: u16, packet: &Control) {
+        let is_asked = |(_, waiting): &(u16, Control)| waiting == packet;
+        if !matches!(packet, Control::StatusRequest { .. }) || !self.waiting.iter().any(is_asked) {
+            self.waiting.push_back((view, *packet));
+        }
     }
 
     /// Whether the queue pair has failed.

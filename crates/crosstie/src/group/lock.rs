@@ -5,10 +5,11 @@ use core::task::{Context, Poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crosstie_protocol::group::{LockError, LockOutcome, LockState, Object, Status};
+use crosstie_protocol::group::{LockError, LockOutcome, LockState, Object, Status, Token};
 
 use super::barrier::ask_members;
 use super::config::deadline_after;
+use super::config::limits::TRY_WAIT;
 use super::driver::Shared;
 use super::engine::Engine;
 use super::error::GroupError;
@@ -67,9 +68,15 @@ impl Lock {
         }
     }
 
-    /// Takes the lock if nobody has it and nobody waits for it. `None`: somebody does. The answer takes at most three messages.
+    /// Takes the lock if nobody has it and nobody waits for it. `None`: somebody does. The answer takes at most three messages. If it does
+    /// not come within 5 s, because the member that knows it is stopped, the call fails with [`GroupError::TimedOut`].
     pub fn try_acquire(&self) -> Result<Option<LockGuard>, GroupError> {
-        self.acquire_until(None, true)
+        self.try_acquire_timeout(TRY_WAIT)
+    }
+
+    /// As [`Lock::try_acquire`], and waits at most `timeout` for the answer.
+    pub fn try_acquire_timeout(&self, timeout: Duration) -> Result<Option<LockGuard>, GroupError> {
+        self.acquire_until(Some(timeout), true)
     }
 
     /// A future that ends with the lock. Dropping it stops waiting.
@@ -200,7 +207,7 @@ pub struct LockGuard {
     shared: Arc<Shared>,
     id: u32,
     waiter: u64,
-    fence: u64,
+    fence: Token,
     released: bool,
 }
 
@@ -212,7 +219,7 @@ impl LockGuard {
 
     /// The fencing token. It is higher than the tokens of all holders before. A store or receiver that is given it, and that keeps the
     /// highest it has seen ([`FenceTable`](super::FenceTable)), refuses holders that have lost the lock without noticing.
-    pub fn fence(&self) -> u64 {
+    pub fn fence(&self) -> Token {
         self.fence
     }
 

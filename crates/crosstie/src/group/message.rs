@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crosstie_protocol::group::message::{Options, SendRefusal};
-use crosstie_protocol::group::{CONTROL_STREAM, HEADER_SIZE, MemberId, flags};
+use crosstie_protocol::group::{CONTROL_STREAM, HEADER_SIZE, MemberId, Token, flags};
 
 use super::channel::{self, ChannelState, Parts, Source};
 use super::config::limits::MAX_CHANNELS;
@@ -18,7 +18,7 @@ use super::{Group, Transport};
 use crate::device::Access;
 
 /// Bytes in front of a message that carries a fencing token: lock and token.
-const FENCE_PREFIX: usize = 16;
+const FENCE_PREFIX: usize = 24;
 
 /// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,12 +86,12 @@ impl Channel {
         &self,
         to: MemberId,
         lock: u32,
-        token: u64,
+        token: Token,
         bytes: &[u8],
     ) -> Result<(), GroupError> {
         let mut prefix = [0; FENCE_PREFIX];
         prefix[..4].copy_from_slice(&lock.to_le_bytes());
-        prefix[8..].copy_from_slice(&token.to_le_bytes());
+        prefix[8..].copy_from_slice(&token.to_bytes());
         self.send_parts(to, &Parts { flags: flags::FENCED, prefix: &prefix, body: Source::Bytes(bytes) })
     }
 
@@ -224,6 +224,7 @@ impl Engine {
         let options = Options {
             mtu: options.mtu.min(self.mtu as u32),
             send_buffer: options.send_buffer.max(2 * (options.mtu + HEADER_SIZE as u32)),
+            give_up_after: if self.silence_is_death { options.give_up_after } else { u64::MAX },
             ..*options
         };
         let device = |error: crate::device::DeviceError| GroupError::Device(error.to_string());
@@ -316,7 +317,7 @@ impl Engine {
                 let prefix = message.bytes.first_chunk::<FENCE_PREFIX>();
                 stale = prefix.is_none_or(|prefix| {
                     let lock = u32::from_le_bytes(core::array::from_fn(|i| prefix[i]));
-                    let token = u64::from_le_bytes(core::array::from_fn(|i| prefix[8 + i]));
+                    let token = Token::from_bytes(&core::array::from_fn(|i| prefix[8 + i]));
                     self.fences.check(lock, token).is_err()
                 });
                 start = FENCE_PREFIX;

@@ -58,11 +58,12 @@ mod tagged;
 mod wires;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use crosstie_protocol::group::message::{OnGap, OnRefusal, Options as ChannelOptions};
 pub use crosstie_protocol::group::{
     BarrierError, DropCounters, Dropped, FenceTable, LockCounters, LockError, LockState, MemberId,
-    MemberRegion, MemberSet, PacketKind, StaleToken, Status, TreeOptions,
+    MemberRegion, MemberSet, PacketKind, StaleToken, Status, Token, TreeOptions, View,
 };
 
 pub use barrier::{Barrier, BarrierWait};
@@ -79,12 +80,13 @@ pub use tagged::{
 use crate::bootstrap::Bootstrap;
 use crate::device::Device;
 use crate::process::{Creator, OwnThread};
+use config::limits;
 use driver::Shared;
 
 /// One member's handle of a process group.
 ///
-/// Dropping it leaves the group: the other members then see this one as dead. Programs that end together call a barrier, or
-/// [`Bootstrap::finish`], before.
+/// Dropping it leaves the group: the other members then see this one as dead, and calls of [`Lock`]s, [`Barrier`]s and [`Channel`]s that
+/// still exist fail with [`GroupError::Left`]. Programs that end together call a barrier, or [`Bootstrap::finish`], before.
 #[derive(Debug)]
 pub struct Group {
     shared: Arc<Shared>,
@@ -129,6 +131,11 @@ impl Group {
         *self.shared.lock().machine.dead()
     }
 
+    /// The members on which all members of the view agree, and its number.
+    pub fn view(&self) -> View {
+        self.shared.lock().machine.view()
+    }
+
     /// Lock number `id`.
     pub fn lock(&self, id: u32) -> Lock {
         Lock { shared: self.shared.clone(), id }
@@ -148,8 +155,9 @@ impl Group {
         count + endpoints.map(|endpoint| endpoint.progress()).sum::<usize>()
     }
 
-    /// Declares a member dead, for example one that is stopped while it holds a lock. Its tokens are void, and it learns that it is no
-    /// member any more when it runs again.
+    /// Declares a member dead, for example one that is stopped while it holds a lock. Any member can do so, and it is final: all others
+    /// learn of it, the tokens of the expelled member are older than those that follow, and its calls fail with
+    /// [`GroupError::Expelled`] when it runs again.
     pub fn expel(&self, member: MemberId) -> Result<(), GroupError> {
         if member.index() >= self.members || member == self.member {
             return Err(GroupError::NoSuchPeer(member));
@@ -177,5 +185,14 @@ impl Drop for Group {
         if let Some(thread) = self.thread.take() {
             thread.join();
         }
+        let mut engine = self.shared.lock();
+        engine.leave();
+        self.shared.release(engine);
+        let begin = Instant::now();
+        while !self.shared.lock().has_left() && begin.elapsed() < limits::LEAVE_WAIT {
+            std::thread::yield_now();
+        }
+        // Who does not take it sees the link close.
+        self.shared.lock().wires.closing.clear();
     }
 }

@@ -5,6 +5,7 @@
 //! 2. Each pair of members exchanges the addresses of its two queue pairs, and connects them.
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crosstie_protocol::group::{Config, GroupId, HEADER_SIZE, MAX_MTU, MemberId, MemberSet, TreeOptions};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -26,7 +27,7 @@ use crate::device::{
 use crate::endpoint::{EndpointAddress, Progress};
 
 /// The last digit is the version of the packet format.
-const MAGIC: u64 = 0x3330_7075_6f72_4743;
+const MAGIC: u64 = 0x3430_7075_6f72_4743;
 /// Longest packet that is copied into the send queue.
 const MAX_INLINE: u32 = 220;
 
@@ -40,6 +41,8 @@ struct Hello {
     nonce: u64,
     /// Digest of the configuration.
     config: u64,
+    /// What the first view should be numbered at least.
+    first_view: u64,
     device: DeviceAddress,
     datagram_qp: u32,
     qkey: u32,
@@ -131,6 +134,7 @@ pub(super) fn join(
         group: config.id,
         nonce: u64::from_le_bytes(random_bytes::<8>()?),
         config: config_digest(config, &ranks),
+        first_view: config.first_view.unwrap_or_else(clock),
         device: device.address(),
         datagram_qp: datagrams.as_ref().map_or(0, DatagramPort::qp_num),
         qkey: u32::from_le_bytes(random_bytes::<4>()?) & 0x7fff_ffff,
@@ -215,6 +219,7 @@ pub(super) fn join(
         tree: config.tree.clone(),
         // On one machine it is known who is dead. A network only knows who does not answer.
         needs_quorum: !device.attr().same_machine,
+        first_view: accepted.iter().map(|hello| hello.first_view).max().unwrap_or(0),
     };
     Engine::new(
         id,
@@ -230,6 +235,12 @@ pub(super) fn join(
         mtu,
         config.receive_loss,
     )
+}
+
+/// Nanoseconds since 1970.
+fn clock() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The line of one member.
@@ -249,12 +260,13 @@ fn digest(seed: u64, bytes: &[u8]) -> u64 {
 }
 
 fn config_digest(config: &GroupConfig, ranks: &[u32]) -> u64 {
-    let GroupConfig { locks, barriers, tree, barrier_members, transport, one_sided, .. } = config;
+    let GroupConfig { locks, barriers, tree, barrier_members, transport, one_sided, first_view, .. } = config;
     let TreeOptions { fanout, hosts } = tree;
     digest(
         0,
         format!(
-            "{ranks:?} {locks} {barriers} {fanout} {hosts:?} {barrier_members:?} {transport:?} {one_sided}"
+            "{ranks:?} {locks} {barriers} {fanout} {hosts:?} {barrier_members:?} {transport:?} {one_sided} \
+             {first_view:?}"
         )
         .as_bytes(),
     )

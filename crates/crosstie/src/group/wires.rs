@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crosstie_protocol::group::{
     BarrierError, Control, Event, GroupId, LockError, MAX_CONTROL_SIZE, MemberId, MemberSet, Object, Output,
-    SHORT_CONTROL_SIZE, Status,
+    SHORT_CONTROL_SIZE, Status, Token,
 };
 
 use super::config::limits::STAGING_SLOTS;
@@ -51,7 +51,7 @@ impl Staging {
 /// How waiting for a lock has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LockResult {
-    Acquired(u64),
+    Acquired(Token),
     Busy,
     TimedOut,
     Failed(LockError),
@@ -105,6 +105,8 @@ pub(super) struct Wires {
     pub(super) id: GroupId,
     pub(super) me: MemberId,
     pub(super) links: Box<[Option<Link>]>,
+    /// Links to members that are gone, until these have been told.
+    pub(super) closing: Vec<Link>,
     pub(super) staging: Staging,
     pub(super) results: Results,
     /// Some link has packets that wait for room.
@@ -117,15 +119,38 @@ impl Wires {
     pub(super) fn post_waiting(&mut self) {
         self.has_waiting = false;
         for link in self.links.iter_mut().flatten() {
-            while let Some(packet) = link.waiting.front().copied() {
-                if post_control(link, &mut self.staging, self.id, self.me, &packet).is_err() {
-                    self.has_waiting = true;
-                    break;
-                }
-                link.waiting.pop_front();
-            }
+            self.has_waiting |= !post_waiting(link, &mut self.staging, self.id, self.me);
         }
     }
+
+    /// Drops the links to members that are gone and have been told so, or cannot be.
+    #[cold]
+    pub(super) fn poll_closing(&mut self) {
+        let Wires { closing, staging, id, me, .. } = self;
+        closing.retain_mut(|link| {
+            let is_told = post_waiting(link, staging, *id, *me) && link.queue.is_empty();
+            !(is_told || link.is_broken())
+        });
+    }
+
+    /// Takes the link to a member that is gone. What was sent to it before goes out.
+    pub(super) fn close(&mut self, member: MemberId) -> bool {
+        let Some(link) = self.links[member.index()].take() else { return false };
+        self.closing.push(link);
+        self.poll_closing();
+        true
+    }
+}
+
+/// Posts what waits for room at a link. Returns whether that is all of it.
+fn post_waiting(link: &mut Link, staging: &mut Staging, id: GroupId, me: MemberId) -> bool {
+    while let Some((view, packet)) = link.waiting.front().copied() {
+        if post_control(link, staging, id, me, view, &packet).is_err() {
+            return false;
+        }
+        link.waiting.pop_front();
+    }
+    true
 }
 
 /// Posts a lock or barrier packet.
@@ -135,18 +160,23 @@ fn post_control(
     staging: &mut Staging,
     id: GroupId,
     me: MemberId,
+    view: u16,
     packet: &Control,
 ) -> Result<(), PostError> {
-    if let Some(immediate) = packet.to_immediate() {
+    if let Some(immediate) = packet.to_immediate(view) {
         return link.post_immediate(immediate).map(drop);
     }
     if packet.is_short() && SHORT_CONTROL_SIZE <= link.completion_data {
         let mut bytes = [0; SHORT_CONTROL_SIZE];
-        let len = packet.encode(id, me, &mut bytes);
+        let len = packet.encode(id, me, view, &mut bytes);
         return link.post_in_completion(&bytes[..len]).map(drop);
     }
+    if matches!(packet, Control::Expelled | Control::Leave) {
+        // The link closes when this one has gone out.
+        link.queue.signal_next();
+    }
     let mut bytes = [0; MAX_CONTROL_SIZE];
-    let len = packet.encode(id, me, &mut bytes);
+    let len = packet.encode(id, me, view, &mut bytes);
     if len <= link.max_inline {
         return link.post(Data::Inline(&bytes[..len]), None).map(drop);
     }
@@ -164,13 +194,13 @@ fn post_control(
 
 impl Output for Wires {
     #[inline]
-    fn send(&mut self, to: MemberId, packet: &Control) {
+    fn send(&mut self, to: MemberId, view: u16, packet: &Control) {
         // A member without a link is dead: the packet would not arrive.
         let Some(link) = &mut self.links[to.index()] else { return };
         if !link.waiting.is_empty()
-            || post_control(link, &mut self.staging, self.id, self.me, packet).is_err()
+            || post_control(link, &mut self.staging, self.id, self.me, view, packet).is_err()
         {
-            link.waiting.push_back(*packet);
+            link.wait_for_room(view, packet);
             self.has_waiting = true;
         }
     }

@@ -1,7 +1,8 @@
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use crosstie::group::{GroupConfig, GroupError, MemberId, PacketKind};
+use crosstie::group::{GroupConfig, GroupError, MemberId, PacketKind, Token};
 
 use super::{run, total};
 
@@ -10,13 +11,13 @@ use super::{run, total};
 fn lock_excludes_and_costs_at_most_three_packets() {
     for members in [2u32, 4] {
         const TURNS: u64 = 150;
-        let (inside, last_fence) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (inside, last_fence) = (AtomicBool::new(false), Mutex::new(Token::default()));
         let counters = run(members, &GroupConfig::new(1), |group| {
             for _ in 0..TURNS {
                 let guard = group.lock(3).acquire().unwrap();
                 assert!(!inside.swap(true, SeqCst), "two holders");
                 let fence = guard.fence();
-                assert!(last_fence.swap(fence, SeqCst) < fence, "tokens rise");
+                assert!(std::mem::replace(&mut *last_fence.lock().unwrap(), fence) < fence, "tokens rise");
                 std::thread::yield_now();
                 inside.store(false, SeqCst);
                 guard.release().unwrap();

@@ -1,6 +1,6 @@
 use crosstie::bootstrap::{Bootstrap, Limits, Secret, local};
 use crosstie::device::Device;
-use crosstie::group::{Group, GroupConfig, JoinError, MemberId};
+use crosstie::group::{Group, GroupConfig, GroupError, JoinError, LockError, MemberId, ProgressMode};
 
 /// Runs `body` for each rank of a job of threads.
 fn ranks(size: u32, body: impl Fn(&mut dyn Bootstrap, &Device) + Sync) {
@@ -56,5 +56,64 @@ fn two_groups_over_parts_of_a_job_do_not_meet() {
             group.barrier(0).wait().unwrap();
         }
         job.barrier().unwrap();
+    });
+}
+
+#[test]
+fn dropped_group_is_left_although_handles_live() {
+    ranks(2, |job, device| {
+        let group = Group::join(job, device, &GroupConfig::new(7)).unwrap();
+        let (lock, barrier) = (group.lock(0), group.barrier(0));
+        barrier.wait().unwrap();
+        if job.rank() == 0 {
+            drop(group);
+            assert!(matches!(lock.acquire(), Err(GroupError::Left | GroupError::Lock(LockError::Left))));
+            assert!(barrier.wait().is_err());
+        } else {
+            // Member 0 managed this lock, and had it last.
+            drop(lock.acquire().unwrap());
+            assert!(matches!(barrier.wait(), Err(GroupError::MembersDied { .. })));
+            assert_eq!(group.dead(), [MemberId::new(0)].into_iter().collect());
+        }
+        // The handle lives until the other one has seen it.
+        job.barrier().unwrap();
+        drop(lock);
+    });
+}
+
+#[test]
+fn try_of_a_lock_whose_holder_does_not_answer_times_out() {
+    ranks(2, |job, device| {
+        let config = GroupConfig::new(7).progress(ProgressMode::Manual);
+        let group = Group::join(job, device, &config).unwrap();
+        let lock = group.lock(1);
+        if job.rank() == 1 {
+            let _guard = lock.acquire().unwrap();
+            job.barrier().unwrap();
+            // Makes no progress.
+            job.barrier().unwrap();
+        } else {
+            job.barrier().unwrap();
+            let tried = lock.try_acquire_timeout(std::time::Duration::from_millis(20));
+            assert!(matches!(tried, Err(GroupError::TimedOut)), "{tried:?}");
+            job.barrier().unwrap();
+        }
+    });
+}
+
+#[test]
+fn tokens_rise_from_group_to_group() {
+    ranks(2, |job, device| {
+        let mut former = None;
+        for first_view in [None, None, Some(1 << 62)] {
+            let config = GroupConfig::new(7);
+            let config = first_view.map_or(config.clone(), |number| config.first_view(number));
+            let group = Group::join(job, device, &config).unwrap();
+            let fence = group.lock(3).acquire().unwrap().fence();
+            assert_eq!(fence.view, group.view().number);
+            assert!(former < Some(fence));
+            former = Some(fence);
+            group.barrier(0).wait().unwrap();
+        }
     });
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crosstie::group::{
-    ChannelOptions, Counters, GroupConfig, GroupError, MemberId, OnRefusal, PacketKind, ProgressMode,
+    ChannelOptions, Counters, GroupConfig, GroupError, MemberId, OnRefusal, PacketKind, ProgressMode, Token,
     Transport,
 };
 
@@ -161,15 +161,16 @@ fn fenced_messages_travel_together_and_stale_ones_are_dropped() {
         let channel = group.open_channel(5, &options).unwrap();
         group.barrier(0).wait().unwrap();
         let to = MemberId::new(1);
+        let token = |count: u64| Token { view: group.view().number, count };
         if group.member().index() == 0 {
             for number in 0..500u64 {
                 let bytes = number.to_le_bytes();
                 match number % 5 {
                     0 => channel.send(to, &bytes).unwrap(),
                     // The receiver has seen a newer token of this lock.
-                    1 if number > 5 => channel.send_with_token(to, 1, number - 5, &bytes).unwrap(),
-                    1 => channel.send_with_token(to, 1, 1, &bytes).unwrap(),
-                    _ => channel.send_with_token(to, 1, number, &bytes).unwrap(),
+                    1 if number > 5 => channel.send_with_token(to, 1, token(number - 5), &bytes).unwrap(),
+                    1 => channel.send_with_token(to, 1, token(1), &bytes).unwrap(),
+                    _ => channel.send_with_token(to, 1, token(number), &bytes).unwrap(),
                 }
             }
             channel.flush().unwrap();

@@ -2,12 +2,13 @@
 //!
 //! The members are threads, each with a device of its own.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use crosstie::bootstrap::{Bootstrap, Limits, local};
 use crosstie::device::Device;
-use crosstie::group::{Group, GroupConfig, MemberId, TaggedOptions, Transport};
+use crosstie::group::{Group, GroupConfig, MemberId, TaggedOptions, Token, Transport};
 
 const MEMBERS: u32 = 3;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -32,12 +33,13 @@ fn run(config: &GroupConfig, body: impl Fn(&Group, &mut dyn Bootstrap) + Sync) {
 
 #[test]
 fn locks_and_barriers_work() {
-    let (inside, last) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (inside, last) = (AtomicBool::new(false), Mutex::new(Token::default()));
     run(&GroupConfig::new(1), |group, _| {
         for _ in 0..20 {
             let guard = group.lock(1).acquire_timeout(LIMIT).unwrap();
             assert!(!inside.swap(true, SeqCst), "two holders");
-            assert!(last.swap(guard.fence(), SeqCst) < guard.fence(), "tokens rise");
+            let former = std::mem::replace(&mut *last.lock().unwrap(), guard.fence());
+            assert!(former < guard.fence(), "tokens rise");
             inside.store(false, SeqCst);
             guard.release().unwrap();
         }

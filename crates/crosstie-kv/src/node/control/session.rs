@@ -56,7 +56,7 @@ pub(super) struct Hello {
 impl Hello {
     /// Changes whenever a node of the version before could no longer talk to a node of this one: with these messages, or with the
     /// requests that nodes forward to each other.
-    pub(super) const VERSION: u32 = 2;
+    pub(super) const VERSION: u32 = 3;
 
     /// Decodes the hello of the node at the address of `rank`, and compares it with that of this node. The error says why the two
     /// cannot belong to one cluster. `None`: it is invalid.

@@ -1,6 +1,6 @@
-//! After a death: all survivors agree which round has succeeded last, and which fails.
+//! In a new view: all its members agree which round has succeeded last, and which fails.
 //!
-//! The coordinator, the first live member of the group, asks all live members (`BarrierQuery`). Each freezes, so that no round ends
+//! The coordinator, the first member of the view, asks all others (`BarrierQuery`). Each freezes, so that no round ends
 //! any more, and reports its rounds. The newest of the reports is the truth: a round that has ended for one survivor has ended for
 //! all. The round after it fails, if a member that died takes part in the barrier. The coordinator sends the outcome to all
 //! (`BarrierHeal`), and the next round uses a tree without the dead.
@@ -38,15 +38,15 @@ pub(super) struct Healing {
 }
 
 impl Barrier {
-    pub(in super::super) fn on_deaths<O: Output>(&mut self, scope: &mut Scope<'_, O>) {
+    pub(in super::super) fn on_view<O: Output>(&mut self, scope: &mut Scope<'_, O>) {
         self.joins = self.joins.without(scope.dead);
         self.healing = None;
         if scope.coordinator() == Some(scope.me) {
             self.healing = Some(Healing { reported: MemberSet::EMPTY, newest: None });
             for member in scope.live_peers() {
-                scope.send(member, &Control::BarrierQuery { barrier: self.id, dead: *scope.dead });
+                scope.send(member, &Control::BarrierQuery { barrier: self.id });
             }
-            self.frozen = true;
+            self.frozen = Some(scope.view);
             self.add_report(scope.me, self.rounds, scope);
         }
     }
@@ -54,37 +54,38 @@ impl Barrier {
     pub(super) fn handle_heal<O: Output>(
         &mut self,
         from: MemberId,
+        view: u16,
         packet: &Control,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
         match *packet {
-            Control::BarrierQuery { barrier, .. } => {
+            // The coordinator asks again in this member's view.
+            Control::BarrierQuery { .. } | Control::BarrierReport { .. } if view != scope.view => Ok(()),
+            Control::BarrierQuery { barrier } => {
                 if scope.coordinator() != Some(from) {
                     return Err(ControlViolation::Barrier { barrier });
                 }
-                self.frozen = !rule_broken!(self, EndsRoundsWhileHealing);
-                let report = Control::BarrierReport { barrier, dead: *scope.dead, rounds: self.rounds };
+                self.frozen = (!rule_broken!(self, EndsRoundsWhileHealing)).then_some(view);
+                let report = Control::BarrierReport { barrier, rounds: self.rounds };
                 scope.send(from, &report);
                 Ok(())
             }
-            Control::BarrierReport { dead, rounds, .. } => {
-                if dead == *scope.dead {
-                    self.add_report(from, rounds, scope);
-                }
+            Control::BarrierReport { rounds, .. } => {
+                self.add_report(from, rounds, scope);
                 Ok(())
             }
-            Control::BarrierHeal { barrier, dead, rounds } => {
+            Control::BarrierHeal { barrier, rounds } => {
                 if scope.coordinator() != Some(from) {
                     return Err(ControlViolation::Barrier { barrier });
                 }
-                // Based on older knowledge: another query follows.
-                if (self.frozen || rule_broken!(self, EndsRoundsWhileHealing)) && dead == *scope.dead {
+                // Otherwise it is not the answer to the last report: another query follows.
+                if self.frozen == Some(view) || rule_broken!(self, EndsRoundsWhileHealing) {
                     if rounds.ended < self.rounds.ended {
                         return Err(ControlViolation::Barrier { barrier });
                     }
                     self.apply(rounds, scope);
-                    if let Some((from, packet)) = self.held.take() {
-                        return self.handle(from, &packet, scope);
+                    if let Some((from, view, packet)) = self.held.take() {
+                        return self.handle(from, view, &packet, scope);
                     }
                 }
                 Ok(())
@@ -122,7 +123,7 @@ impl Barrier {
             rounds.active = rounds.active.without(&died);
         }
         for member in scope.live_peers() {
-            scope.send(member, &Control::BarrierHeal { barrier: self.id, dead: *scope.dead, rounds });
+            scope.send(member, &Control::BarrierHeal { barrier: self.id, rounds });
         }
         // Nobody knew the outcome before: what was held is older.
         self.held = None;
@@ -130,7 +131,7 @@ impl Barrier {
     }
 
     fn apply<O: Output>(&mut self, rounds: Rounds, scope: &mut Scope<'_, O>) {
-        self.frozen = false;
+        self.frozen = None;
         let took_part = self.takes_part(scope.me);
         self.rounds.ended = rounds.ended;
         self.rounds.failed_from = rounds.failed_from;

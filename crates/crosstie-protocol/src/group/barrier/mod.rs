@@ -77,6 +77,9 @@ pub enum BarrierError {
     /// Too few members are alive to decide anything.
     #[error("too few members are alive: this may be the smaller part of a divided group")]
     NoQuorum,
+    /// This member has left the group.
+    #[error("this member has left the group")]
+    Left,
 }
 
 /// One barrier, as one member sees it.
@@ -96,8 +99,8 @@ pub(super) struct Barrier {
     /// The application waits for `entered`.
     waiting: bool,
     deadline: Option<u64>,
-    /// The outcome of the current round is being found out after a death.
-    frozen: bool,
+    /// The outcome of the current round is being found out in this view.
+    frozen: Option<u16>,
     joining: bool,
     leaving: bool,
     /// The root's list of changes for the next release.
@@ -105,7 +108,7 @@ pub(super) struct Barrier {
     leaves: MemberSet,
     healing: Option<Healing>,
     /// A release or welcome that came while frozen. It may be of a member that knows the outcome already, which is on its way to this one.
-    held: Option<(MemberId, Control)>,
+    held: Option<(MemberId, u16, Control)>,
     #[cfg(test)]
     pub(super) broken_rule: Option<super::tests::BrokenRule>,
 }
@@ -129,7 +132,7 @@ impl Barrier {
             sent: 0,
             waiting: false,
             deadline: None,
-            frozen: false,
+            frozen: None,
             joining: false,
             leaving: false,
             joins: MemberSet::EMPTY,
@@ -166,22 +169,29 @@ impl Barrier {
     }
 
     pub(super) fn join<O: Output>(&mut self, scope: &mut Scope<'_, O>) -> Result<(), BarrierError> {
-        if self.takes_part(scope.me) || self.joining {
+        if self.takes_part(scope.me) {
             return Err(BarrierError::AlreadyActive(self.id));
         }
+        if self.joining {
+            // The application had stopped waiting for it.
+            return Ok(());
+        }
         self.joining = true;
-        if !self.frozen {
+        if self.frozen.is_none() {
             self.ask_root(Control::BarrierJoin { barrier: self.id, member: scope.me }, scope);
         }
         Ok(())
     }
 
     pub(super) fn leave<O: Output>(&mut self, scope: &mut Scope<'_, O>) -> Result<(), BarrierError> {
-        if !self.takes_part(scope.me) || self.leaving {
+        if !self.takes_part(scope.me) {
             return Err(BarrierError::NotActive(self.id));
         }
+        if self.leaving {
+            return Ok(());
+        }
         self.leaving = true;
-        if !self.frozen {
+        if self.frozen.is_none() {
             self.ask_root(Control::BarrierLeave { barrier: self.id, member: scope.me }, scope);
             self.advance(scope);
         }
@@ -248,6 +258,7 @@ impl Barrier {
     pub(super) fn handle<O: Output>(
         &mut self,
         from: MemberId,
+        view: u16,
         packet: &Control,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
@@ -266,14 +277,14 @@ impl Barrier {
                 Ok(())
             }
             Control::BarrierRelease { .. } | Control::BarrierWelcome { .. }
-                if self.frozen && !rule_broken!(self, ForgetsReleasesWhileHealing) =>
+                if self.frozen.is_some() && !rule_broken!(self, ForgetsReleasesWhileHealing) =>
             {
-                self.held = Some((from, *packet));
+                self.held = Some((from, view, *packet));
                 Ok(())
             }
             Control::BarrierRelease { round, active, .. } => {
                 // An old release, which a death has overtaken.
-                if self.frozen || round <= self.rounds.ended {
+                if self.frozen.is_some() || round <= self.rounds.ended {
                     return Ok(());
                 }
                 if Some(from) != self.tree.parent || round != self.rounds.ended + 1 || self.sent < round {
@@ -299,14 +310,14 @@ impl Barrier {
                 }
                 Ok(())
             }
-            _ => self.handle_heal(from, packet, scope),
+            _ => self.handle_heal(from, view, packet, scope),
         }
     }
 
     /// Reports what has become possible: sends the arrival up, or releases the round at the root.
     fn advance<O: Output>(&mut self, scope: &mut Scope<'_, O>) {
         let round = self.rounds.ended + 1;
-        if self.frozen || !self.takes_part(scope.me) || (self.entered < round && !self.leaving) {
+        if self.frozen.is_some() || !self.takes_part(scope.me) || (self.entered < round && !self.leaving) {
             return;
         }
         let (parent, partner) = (self.tree.parent, self.tree.partner);

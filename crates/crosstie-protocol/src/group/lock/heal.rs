@@ -1,15 +1,16 @@
-//! After a death: the manager of each lock rebuilds its queue.
+//! In a new view: the manager of each lock rebuilds its queue.
 //!
-//! The manager asks all live members (`LockQuery`). Each freezes its part of the queue, so that no lock is handed over any more, and
+//! The manager asks all members of the view (`LockQuery`). Each freezes its part of the queue, so that no lock is handed over any more, and
 //! reports it. From all reports the manager finds
 //!
 //! - where the token is: at the member with the newest fencing token, or on its way to the member that this one gave it to. If that
-//!   member is dead, the token is lost: the first in the queue gets a new one, higher than any that the dead member can have;
+//!   member is gone, the token is lost: the first in the queue gets a new one, made in this view. All older ones belong to earlier views, so
+//!   it is higher than all of them, also those of members that only stopped;
 //! - the order of the queue: tickets rise by one from place to place, so a member that does not know its own ticket knows it from
 //!   that of its successor. A place without a ticket is the end of the queue.
 //!
-//! It sends each member its new place (`LockHeal`). Reports and places name the dead members they are based on. If a further
-//! member dies, the manager starts again; members ignore places that are based on older knowledge.
+//! It sends each member its new place (`LockHeal`). Queries, reports and places count only in the view to which they belong: a place is the
+//! answer to the last report of its receiver, or it is ignored. In the next view the manager starts again.
 //!
 //! A manager heals one lock at a time, so its memory does not depend on the number of locks.
 
@@ -17,12 +18,10 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::super::control::Control;
+use super::super::fence::Token;
 use super::super::member::{MemberId, MemberSet};
 use super::super::{ControlViolation, Event, Output, Scope};
-use super::{Locks, MAX_FENCE, Place};
-
-/// A new token is higher than all that can exist: this many acquisitions fit between two losses.
-const TOKENS_PER_LOSS: u32 = 40;
+use super::{Locks, Place};
 
 /// A member's part of a lock's queue, for the manager that rebuilds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,10 +30,8 @@ pub struct QueueReport {
     pub has_token: bool,
     /// The member is in the queue.
     pub in_queue: bool,
-    /// The application waits for the lock or has it.
-    pub wanted: bool,
     /// Its newest fencing token.
-    pub fence: u64,
+    pub fence: Token,
     /// Who got the token after that one.
     pub gave_to: Option<MemberId>,
     /// Its position in the queue, if it knows it.
@@ -43,28 +40,25 @@ pub struct QueueReport {
 
 const HAS_TOKEN: u8 = 1;
 const IN_QUEUE: u8 = 2;
-const WANTED: u8 = 4;
-const HAS_TICKET: u8 = 8;
+const HAS_TICKET: u8 = 4;
 
 impl QueueReport {
     pub(in super::super) fn encode_flags(&self) -> u8 {
         let flag = |set: bool, flag: u8| if set { flag } else { 0 };
         flag(self.has_token, HAS_TOKEN)
             | flag(self.in_queue, IN_QUEUE)
-            | flag(self.wanted, WANTED)
             | flag(self.ticket.is_some(), HAS_TICKET)
     }
 
     pub(in super::super) fn decode(
         flags: u8,
-        fence: u64,
+        fence: Token,
         gave_to: Option<MemberId>,
         ticket: u32,
     ) -> Option<Self> {
-        (flags & !(HAS_TOKEN | IN_QUEUE | WANTED | HAS_TICKET) == 0).then_some(QueueReport {
+        (flags & !(HAS_TOKEN | IN_QUEUE | HAS_TICKET) == 0).then_some(QueueReport {
             has_token: flags & HAS_TOKEN != 0,
             in_queue: flags & IN_QUEUE != 0,
-            wanted: flags & WANTED != 0,
             fence,
             gave_to,
             ticket: (flags & HAS_TICKET != 0).then_some(ticket),
@@ -112,8 +106,8 @@ impl Healing {
 }
 
 impl Locks {
-    /// Members have died. `before`: the members known to be dead until now.
-    pub(in super::super) fn on_deaths<O: Output>(&mut self, before: &MemberSet, scope: &mut Scope<'_, O>) {
+    /// A new view. `before`: whom the view before it lacked.
+    pub(in super::super) fn on_view<O: Output>(&mut self, before: &MemberSet, scope: &mut Scope<'_, O>) {
         for (lock, managed) in self.managed.iter_mut().enumerate() {
             let lock = lock as u32;
             let mine = scope.manager(lock) == Some(scope.me);
@@ -130,15 +124,16 @@ impl Locks {
     pub(super) fn handle_heal<O: Output>(
         &mut self,
         from: MemberId,
+        view: u16,
         packet: &Control,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
         match *packet {
-            Control::LockQuery { lock, .. } => self.on_query(from, lock, scope),
-            Control::LockReport { lock, dead, report } => self.on_report(from, lock, &dead, report, scope),
-            Control::LockHeal { lock, dead, place, fence } => {
-                self.on_heal(from, lock, &dead, place, fence, scope)
-            }
+            // The manager asks again in this member's view.
+            Control::LockQuery { .. } | Control::LockReport { .. } if view != scope.view => Ok(()),
+            Control::LockQuery { lock } => self.on_query(from, lock, scope),
+            Control::LockReport { lock, report } => self.on_report(from, lock, report, scope),
+            Control::LockHeal { lock, place, fence } => self.on_heal(from, view, lock, place, fence, scope),
             _ => Err(ControlViolation::Kind(packet.kind())),
         }
     }
@@ -149,7 +144,7 @@ impl Locks {
         let lock = lock as u32;
         self.healing.lock = Some(lock);
         self.healing.reports.fill(None);
-        let query = Control::LockQuery { lock, dead: *scope.dead };
+        let query = Control::LockQuery { lock };
         for member in scope.live_peers() {
             scope.send(member, &query);
         }
@@ -167,7 +162,7 @@ impl Locks {
         if scope.manager(lock) != Some(from) {
             return Err(ControlViolation::Lock { lock });
         }
-        slot.frozen = !hands_over;
+        slot.frozen = (!hands_over).then_some(scope.view);
         if slot.trying {
             // The answer may have been lost with the dead member.
             self.cancel(lock);
@@ -177,12 +172,11 @@ impl Locks {
         let report = QueueReport {
             has_token: matches!(slot.place, Place::Held | Place::Last),
             in_queue: slot.place != Place::Idle,
-            wanted: slot.wanted && slot.place != Place::Idle,
             fence: slot.fence,
             gave_to: if rule_broken!(self, ForgetsWhoGotTheLock) { None } else { slot.gave_to },
             ticket: slot.ticket.or(slot.next.map(|(_, ticket)| ticket.wrapping_sub(1))),
         };
-        self.route(from, &Control::LockReport { lock, dead: *scope.dead, report }, scope);
+        self.route(from, &Control::LockReport { lock, report }, scope);
         Ok(())
     }
 
@@ -190,14 +184,13 @@ impl Locks {
         &mut self,
         from: MemberId,
         lock: u32,
-        dead: &MemberSet,
         report: QueueReport,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
-        if report.fence > MAX_FENCE {
+        if !scope.is_possible(report.fence) {
             return Err(ControlViolation::Lock { lock });
         }
-        if self.healing.lock != Some(lock) || dead != scope.dead {
+        if self.healing.lock != Some(lock) {
             return Ok(());
         }
         self.healing.reports[from.index()] = Some(report);
@@ -238,15 +231,15 @@ impl Locks {
         };
         let mut queue: Vec<MemberId> = live()
             .filter(|member| Some(*member) != owner)
-            .filter(|member| reported(*member).is_some_and(|report| report.in_queue && report.wanted))
+            // Abandoned places, too: who asks again takes its old place.
+            .filter(|member| reported(*member).is_some_and(|report| report.in_queue))
             .collect();
         queue.sort_by_key(order);
-        let mut new_fence = 0;
+        let mut new_fence = None;
         match owner {
             Some(owner) => queue.insert(0, owner),
             None => {
-                let newest = newest.map_or(0, |(_, report)| report.fence);
-                new_fence = ((newest >> TOKENS_PER_LOSS) + 1) << TOKENS_PER_LOSS;
+                new_fence = Some(Token { view: scope.view_number(), count: 1 });
                 self.counters.tokens_lost += 1;
                 if queue.is_empty() {
                     queue.push(scope.me);
@@ -268,8 +261,8 @@ impl Locks {
             let index = queue.iter().position(|queued| *queued == member);
             let place =
                 index.map(|index| QueuePlace { ticket: index as u32, next: queue.get(index + 1).copied() });
-            let fence = if index == Some(0) { new_fence } else { 0 };
-            self.route(member, &Control::LockHeal { lock, dead: *scope.dead, place, fence }, scope);
+            let fence = new_fence.filter(|_| index == Some(0));
+            self.route(member, &Control::LockHeal { lock, place, fence }, scope);
         }
         if self.healing.lock.is_none() {
             self.heal_next(scope);
@@ -279,27 +272,27 @@ impl Locks {
     fn on_heal<O: Output>(
         &mut self,
         from: MemberId,
+        view: u16,
         lock: u32,
-        dead: &MemberSet,
         place: Option<QueuePlace>,
-        fence: u64,
+        fence: Option<Token>,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
         let hands_over = rule_broken!(self, HandsOverWhileHealing);
         let slot = self.slots.get_mut(lock as usize).ok_or(ControlViolation::Lock { lock })?;
-        if scope.manager(lock) != Some(from) || fence > MAX_FENCE {
+        if scope.manager(lock) != Some(from) || fence.is_some_and(|fence| !scope.is_possible(fence)) {
             return Err(ControlViolation::Lock { lock });
         }
-        if (!slot.frozen && !hands_over) || dead != scope.dead {
-            // Another query follows, because the manager will hear of the same deaths.
+        if slot.frozen != Some(view) && !hands_over {
+            // Not the answer to the last report.
             return Ok(());
         }
-        slot.frozen = false;
+        slot.frozen = None;
         slot.next = place.and_then(|place| Some((place.next?, place.ticket.wrapping_add(1))));
         slot.ticket = place.map(|place| place.ticket);
-        match (place, slot.place) {
-            (Some(_), _) if fence != 0 => self.receive_token(lock, fence, scope),
-            (Some(_), Place::Last) if slot.wanted => {
+        match (place, slot.place, fence) {
+            (Some(_), _, Some(fence)) => self.receive_token(lock, fence, scope),
+            (Some(_), Place::Last, None) if slot.wanted => {
                 if slot.next.is_some() {
                     self.hand_over(lock, scope);
                     self.request(lock, scope);
@@ -311,9 +304,9 @@ impl Locks {
                     scope.out.event(Event::LockAcquired { lock, fence });
                 }
             }
-            (Some(_), Place::Last) => self.hand_over(lock, scope),
-            (Some(_), _) => {}
-            (None, _) => {
+            (Some(_), Place::Last, None) => self.hand_over(lock, scope),
+            (Some(_), _, None) => {}
+            (None, ..) => {
                 slot.place = Place::Idle;
                 if slot.wanted {
                     self.request(lock, scope);

@@ -15,9 +15,9 @@
 //!   it passes the lock on. If it asks again before, it takes its old place, and sends nothing.
 //! - `try_lock` travels like a request. The member that asked last, which alone can know, answers: it hands the lock over if it
 //!   has it and does not use it, and says *busy* otherwise.
-//! - Each acquisition has a fencing token, higher than all before it.
-//! - When a member dies, the manager rebuilds the queue in the same order without it (`heal.rs`). If the manager dies, the next live
-//!   member in the list becomes the manager.
+//! - Each acquisition has a fencing token, higher than all before it: [`Token`].
+//! - In each new view the manager rebuilds the queue in the same order without the members that are gone (`heal.rs`). If the manager is
+//!   gone, the next member in the list becomes the manager.
 //!
 //! All packets between two members must arrive once and in order, or one of the two is declared dead.
 
@@ -29,6 +29,7 @@ use alloc::vec::Vec;
 use thiserror::Error;
 
 use super::control::{Control, Status};
+use super::fence::Token;
 use super::member::{MemberId, MemberSet};
 use super::{ControlViolation, Event, Output, Scope};
 use heal::Healing;
@@ -64,7 +65,7 @@ impl LockState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockOutcome {
     /// The caller has the lock, with this fencing token. No message was needed.
-    Acquired(u64),
+    Acquired(Token),
     /// The answer comes as an event.
     Waiting,
     /// `try_lock` only: another member has the lock, or is before this one. No message was needed.
@@ -93,6 +94,9 @@ pub enum LockError {
     /// Too few members are alive to decide anything.
     #[error("too few members are alive: this may be the smaller part of a divided group")]
     NoQuorum,
+    /// This member has left the group.
+    #[error("this member has left the group")]
+    Left,
 }
 
 /// How many steps of the lock protocol this member has made. Exact.
@@ -112,9 +116,6 @@ pub struct LockCounters {
     pub tokens_lost: u64,
 }
 
-/// The highest fencing token. No group lives long enough to get there; a higher one is a peer's mistake.
-const MAX_FENCE: u64 = u64::MAX >> 1;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
     Idle,
@@ -131,14 +132,14 @@ struct Slot {
     wanted: bool,
     /// The application waits for the answer to `try_lock`.
     trying: bool,
-    /// The queue is being rebuilt: nothing is handed over or asked for.
-    frozen: bool,
+    /// The queue is being rebuilt in this view: nothing is handed over or asked for.
+    frozen: Option<u16>,
     /// Who comes next, and its ticket: its position in the queue.
     next: Option<(MemberId, u32)>,
     /// This member's own ticket, once it is known.
     ticket: Option<u32>,
     /// The newest fencing token that this member had.
-    fence: u64,
+    fence: Token,
     /// Who got the lock, with the token after `fence`.
     gave_to: Option<MemberId>,
     acquired: u64,
@@ -169,7 +170,7 @@ pub(super) struct Locks {
 }
 
 impl Locks {
-    pub(super) fn new(locks: usize, members: usize, me: MemberId) -> Self {
+    pub(super) fn new(locks: usize, members: usize, me: MemberId, first_view: u64) -> Self {
         let slot = |lock: usize| Slot {
             // The first manager starts as the last holder. So there is always a last requester.
             place: if manager(lock as u32, members, &MemberSet::EMPTY) == Some(me) {
@@ -179,10 +180,10 @@ impl Locks {
             },
             wanted: false,
             trying: false,
-            frozen: false,
+            frozen: None,
             next: None,
             ticket: None,
-            fence: 0,
+            fence: Token { view: first_view, count: 0 },
             gave_to: None,
             acquired: 0,
         };
@@ -214,14 +215,14 @@ impl Locks {
         let outcome = match slot.place {
             Place::Held => return Err(LockError::AlreadyHeld(lock)),
             _ if slot.wanted => return Err(LockError::AlreadyWaiting(lock)),
-            Place::Last if !slot.frozen => {
+            Place::Last if slot.frozen.is_none() => {
                 slot.take_again();
                 self.counters.reacquired += 1;
                 LockOutcome::Acquired(slot.fence)
             }
             Place::Waiting if trying => LockOutcome::Busy,
             // The outcome depends on what the manager finds out about the death.
-            Place::Idle | Place::Last if slot.frozen && trying => LockOutcome::Busy,
+            Place::Idle | Place::Last if slot.frozen.is_some() && trying => LockOutcome::Busy,
             // An abandoned place; or the request goes out when the queue is rebuilt.
             Place::Waiting | Place::Last => {
                 slot.wanted = true;
@@ -230,7 +231,7 @@ impl Locks {
             Place::Idle => {
                 slot.wanted = true;
                 slot.trying = trying;
-                if !slot.frozen {
+                if slot.frozen.is_none() {
                     self.request(lock, scope);
                 }
                 LockOutcome::Waiting
@@ -310,6 +311,7 @@ impl Locks {
     pub(super) fn handle<O: Output>(
         &mut self,
         from: MemberId,
+        view: u16,
         packet: &Control,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
@@ -320,7 +322,7 @@ impl Locks {
             }
             Control::LockReply { lock, fence, ticket } => self.on_reply(lock, fence, ticket, scope),
             Control::LockBusy { lock } => self.on_busy(lock, scope),
-            _ => self.handle_heal(from, packet, scope),
+            _ => self.handle_heal(from, view, packet, scope),
         }
     }
 
@@ -383,7 +385,7 @@ impl Locks {
             return Err(ControlViolation::Lock { lock });
         }
         slot.next = Some((requester, ticket));
-        if slot.place == Place::Last && !slot.frozen {
+        if slot.place == Place::Last && slot.frozen.is_none() {
             self.hand_over(lock, scope);
         } else if trying {
             self.route(requester, &Control::LockBusy { lock }, scope);
@@ -394,12 +396,12 @@ impl Locks {
     fn on_reply<O: Output>(
         &mut self,
         lock: u32,
-        fence: u64,
+        fence: Token,
         ticket: u32,
         scope: &mut Scope<'_, O>,
     ) -> Result<(), ControlViolation> {
         let slot = self.slots.get_mut(lock as usize).ok_or(ControlViolation::Lock { lock })?;
-        if slot.place != Place::Waiting || !(slot.fence + 1..=MAX_FENCE).contains(&fence) {
+        if slot.place != Place::Waiting || fence <= slot.fence || !scope.is_possible(fence) {
             return Err(ControlViolation::Lock { lock });
         }
         slot.ticket = Some(ticket);
@@ -417,7 +419,7 @@ impl Locks {
     }
 
     /// The lock has come to this member.
-    fn receive_token<O: Output>(&mut self, lock: u32, fence: u64, scope: &mut Scope<'_, O>) {
+    fn receive_token<O: Output>(&mut self, lock: u32, fence: Token, scope: &mut Scope<'_, O>) {
         let slot = &mut self.slots[lock as usize];
         slot.fence = fence;
         slot.gave_to = None;
@@ -438,7 +440,7 @@ impl Locks {
     /// Hands the lock, which nobody here uses, to the next member if there is one.
     fn hand_over<O: Output>(&mut self, lock: u32, scope: &mut Scope<'_, O>) {
         let slot = &mut self.slots[lock as usize];
-        if slot.frozen {
+        if slot.frozen.is_some() {
             return;
         }
         let Some((next, ticket)) = slot.next.take() else { return };
@@ -446,7 +448,7 @@ impl Locks {
         slot.ticket = None;
         slot.gave_to = Some(next);
         self.counters.handed_over += 1;
-        let packet = Control::LockReply { lock, fence: slot.fence + 1, ticket };
+        let packet = Control::LockReply { lock, fence: slot.fence.next(), ticket };
         self.route(next, &packet, scope);
     }
 
@@ -454,7 +456,7 @@ impl Locks {
     fn route<O: Output>(&mut self, to: MemberId, packet: &Control, scope: &mut Scope<'_, O>) {
         if to != scope.me {
             scope.send(to, packet);
-        } else if self.handle(to, packet, scope).is_err() {
+        } else if self.handle(to, scope.view, packet, scope).is_err() {
             debug_assert!(false, "a member's own packet breaks the rules: {packet:?}");
         }
     }
@@ -465,7 +467,7 @@ impl Slot {
     fn take_again(&mut self) {
         self.place = Place::Held;
         self.wanted = true;
-        self.fence += 1;
+        self.fence = self.fence.next();
         self.acquired += 1;
     }
 }

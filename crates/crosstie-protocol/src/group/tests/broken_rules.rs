@@ -28,8 +28,14 @@ where
 #[test]
 fn lock_model_finds_each_broken_rule() {
     for rule in [BrokenRule::HandsOverWhileHealing, BrokenRule::ForgetsWhoGotTheLock] {
-        let model =
-            LockModel { members: 3, requests: 1, may_die: true, may_give_up: false, broken_rule: Some(rule) };
+        let model = LockModel {
+            members: 3,
+            requests: 1,
+            deaths: 1,
+            expulsions: 0,
+            may_give_up: false,
+            broken_rule: Some(rule),
+        };
         let failures = failures_of(model);
         std::println!("{rule:?}: {failures:?}");
         assert!(!failures.is_empty(), "the model does not notice {rule:?}");
@@ -44,7 +50,7 @@ fn barrier_model_finds_each_broken_rule() {
         (BrokenRule::TrustsTheCoordinatorOnly, 4, 2),
         (BrokenRule::ForgetsReleasesWhileHealing, 5, 1),
     ] {
-        let model = BarrierModel { members, rounds, first: 1, may_die: true, broken_rule: Some(rule) };
+        let model = BarrierModel { members, rounds, first: 1, deaths: 1, broken_rule: Some(rule) };
         let failures = failures_of(model);
         std::println!("{rule:?}: {failures:?}");
         assert!(!failures.is_empty(), "the model does not notice {rule:?}");

@@ -23,6 +23,11 @@ fn run(net: &mut Net) -> Vec<(usize, Event)> {
     events
 }
 
+/// The token of an acquisition in the first view.
+fn token(count: u64) -> Token {
+    Token { view: 0, count }
+}
+
 fn lock(net: &mut Net, member: usize) -> LockOutcome {
     let mut outcome = None;
     net.act(member, |group, out| outcome = Some(group.lock(0, None, out).unwrap()));
@@ -37,12 +42,12 @@ fn unlock(net: &mut Net, member: usize) {
 fn acquisition_takes_at_most_three_messages_and_a_reacquisition_none() {
     let mut net = Net::new(4, |_| ());
     assert_eq!(lock(&mut net, 2), LockOutcome::Waiting);
-    assert_eq!(run(&mut net), [(2, Event::LockAcquired { lock: 0, fence: 1 })]);
+    assert_eq!(run(&mut net), [(2, Event::LockAcquired { lock: 0, fence: token(1) })]);
     assert_eq!(net.sent, 2, "the manager was the last holder: request and reply");
 
     for n in 0..10 {
         unlock(&mut net, 2);
-        assert_eq!(lock(&mut net, 2), LockOutcome::Acquired(2 + n));
+        assert_eq!(lock(&mut net, 2), LockOutcome::Acquired(token(2 + n)));
     }
     assert_eq!(net.sent, 2, "reacquired without a message");
 
@@ -51,7 +56,7 @@ fn acquisition_takes_at_most_three_messages_and_a_reacquisition_none() {
     assert_eq!(net.sent, 4, "request and forward");
     unlock(&mut net, 2);
     assert_eq!(net.sent, 5, "one message from unlock to lock");
-    assert_eq!(run(&mut net), [(3, Event::LockAcquired { lock: 0, fence: 12 })]);
+    assert_eq!(run(&mut net), [(3, Event::LockAcquired { lock: 0, fence: token(12) })]);
 }
 
 #[test]
@@ -107,7 +112,7 @@ fn request_that_timed_out_passes_the_lock_on() {
     assert_eq!(net.act(2, |group, out| group.expire(100, out)), [Event::LockTimedOut { lock: 0 }]);
     assert_eq!(net.groups[2].lock_state(0), Some(LockState::Abandoned));
     unlock(&mut net, 1);
-    assert_eq!(run(&mut net), [(3, Event::LockAcquired { lock: 0, fence: 3 })]);
+    assert_eq!(run(&mut net), [(3, Event::LockAcquired { lock: 0, fence: token(3) })]);
     assert_eq!(net.groups[2].lock_state(0), Some(LockState::Idle));
 }
 
@@ -256,7 +261,7 @@ fn release_of_a_round_that_is_not_the_next_one_is_a_violation() {
     for (round, is_valid) in [(3, false), (2, false), (1, true), (1, true)] {
         let packet = Control::BarrierRelease { barrier: 0, round, active: None };
         let mut handled = None;
-        net.act(1, |group, out| handled = Some(group.on_packet(MemberId::new(0), &packet, out)));
+        net.act(1, |group, out| handled = Some(group.on_packet(MemberId::new(0), 0, &packet, out)));
         assert_eq!(handled.map(|handled| handled.is_ok()), Some(is_valid), "round {round}");
     }
     assert_eq!(net.groups[1].barrier_rounds(0), Some(1));

@@ -1,6 +1,9 @@
-//! An exhaustive model of one lock: three members, one of which may die at any instant.
+//! An exhaustive model of one lock: three members, which may die or be expelled at any instant.
 //!
-//! stateright visits every state that any order of requests, releases, deliveries, the death and its discovery can lead to.
+//! A death is told to one survivor only. A member that is expelled lives on, and may hold the lock until it learns of it: every
+//! order of deliveries is a pause of any length.
+//!
+//! stateright visits every state that any order of requests, releases, deliveries, deaths and their discovery can lead to.
 
 use std::vec;
 use std::vec::Vec;
@@ -19,7 +22,10 @@ pub(super) struct State {
     order: Vec<usize>,
     /// A property was broken on the way to this state.
     failure: Option<&'static str>,
-    newest_fence: u64,
+    newest_fence: Token,
+    deaths_left: usize,
+    expulsions_left: usize,
+    expelled: Vec<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -45,12 +51,15 @@ pub(super) enum Action {
     Deliver(usize, usize),
     Kill(usize),
     Notice(usize, usize),
+    /// One member declares another one dead.
+    Expel(usize, usize),
 }
 
 pub(super) struct LockModel {
     pub(super) members: usize,
     pub(super) requests: u8,
-    pub(super) may_die: bool,
+    pub(super) deaths: usize,
+    pub(super) expulsions: usize,
     pub(super) may_give_up: bool,
     pub(super) broken_rule: Option<BrokenRule>,
 }
@@ -61,7 +70,13 @@ impl LockModel {
             match event {
                 Event::LockAcquired { fence, .. } => state.grant(member, fence),
                 Event::LockBusy { .. } => state.give_up(member),
-                Event::MemberDied(_) => {}
+                Event::LockFailed { .. } => state.give_up(member),
+                Event::MemberDied(_) | Event::ViewInstalled(_) => {}
+                // It has learned that it is no member any more.
+                Event::Expelled => {
+                    state.give_up(member);
+                    state.net.kill(member);
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -69,11 +84,11 @@ impl LockModel {
 }
 
 impl State {
-    fn grant(&mut self, member: usize, fence: u64) {
-        if fence <= self.newest_fence {
+    fn grant(&mut self, member: usize, fence: Token) {
+        if fence <= self.newest_fence && !self.expelled[member] {
             self.failure = Some("a fencing token did not rise");
         }
-        self.newest_fence = fence;
+        self.newest_fence = self.newest_fence.max(fence);
         if self.apps[member].state != Wants::Waits {
             self.failure = Some("a lock was granted that nobody asked for");
         }
@@ -89,6 +104,19 @@ impl State {
     fn give_up(&mut self, member: usize) {
         self.apps[member].state = Wants::Nothing;
     }
+
+    /// The member is gone: nothing of it is served in order any more.
+    fn lose(&mut self, member: usize) {
+        self.order.retain(|waiting| *waiting != member);
+        if member == 0 {
+            // The manager alone knew the order of requests that nobody else has heard of.
+            self.order.clear();
+        }
+    }
+
+    fn nobody_is_gone(&self) -> bool {
+        self.net.alive.iter().all(|alive| *alive) && !self.expelled.contains(&true)
+    }
 }
 
 impl Model for LockModel {
@@ -101,7 +129,10 @@ impl Model for LockModel {
             apps: vec![App { left: self.requests, state: Wants::Nothing }; self.members],
             order: vec![],
             failure: None,
-            newest_fence: 0,
+            newest_fence: Token::default(),
+            deaths_left: self.deaths,
+            expulsions_left: self.expulsions,
+            expelled: vec![false; self.members],
         }]
     }
 
@@ -123,14 +154,17 @@ impl Model for LockModel {
             for from in members.clone().filter(|from| state.net.can_deliver(*from, member)) {
                 actions.push(Action::Deliver(from, member));
             }
-            for dead in members.clone().filter(|dead| !state.net.alive[*dead]) {
-                if !state.net.has_noticed(member, dead) {
-                    actions.push(Action::Notice(member, dead));
-                }
+            for dead in members.clone().filter(|dead| !state.net.alive[*dead] && !state.net.is_known(*dead)) {
+                actions.push(Action::Notice(member, dead));
+            }
+            let is_well = |member: &usize| state.net.alive[*member] && !state.expelled[*member];
+            if state.expulsions_left > 0 && is_well(&member) {
+                let others = members.clone().filter(is_well).filter(|other| *other != member);
+                actions.extend(others.map(|other| Action::Expel(member, other)));
             }
         }
-        if self.may_die && state.net.alive.iter().all(|alive| *alive) {
-            actions.extend(members.map(Action::Kill));
+        if state.deaths_left > 0 {
+            actions.extend(members.filter(|member| state.net.alive[*member]).map(Action::Kill));
         }
     }
 
@@ -152,9 +186,7 @@ impl Model for LockModel {
                     Some(LockOutcome::Acquired(fence)) => state.grant(member, fence),
                     Some(LockOutcome::Busy) => state.give_up(member),
                     // The manager's own request is in its place at once.
-                    _ if member == 0 && state.net.alive.iter().all(|alive| *alive) => {
-                        state.order.push(member)
-                    }
+                    _ if member == 0 && state.nobody_is_gone() => state.order.push(member),
                     _ => {}
                 }
                 Self::apply(&mut state, member, events);
@@ -170,8 +202,8 @@ impl Model for LockModel {
                 Self::apply(&mut state, member, events);
             }
             Action::Deliver(from, to) => {
-                if state.net.alive.iter().all(|alive| *alive)
-                    && matches!(state.net.links[from][to].front(), Some(Control::LockRequest { .. }))
+                if state.nobody_is_gone()
+                    && matches!(state.net.links[from][to].front(), Some((_, Control::LockRequest { .. })))
                 {
                     state.order.push(from);
                 }
@@ -179,13 +211,17 @@ impl Model for LockModel {
                 Self::apply(&mut state, to, events);
             }
             Action::Kill(member) => {
+                state.deaths_left -= 1;
                 state.net.kill(member);
                 state.apps[member].state = Wants::Nothing;
-                state.order.retain(|waiting| *waiting != member);
-                if member == 0 {
-                    // The manager alone knew the order of requests that nobody else has heard of.
-                    state.order.clear();
-                }
+                state.lose(member);
+            }
+            Action::Expel(member, other) => {
+                state.expulsions_left -= 1;
+                state.expelled[other] = true;
+                state.lose(other);
+                let events = state.net.act(member, |group, out| group.member_died(MemberId::new(other), out));
+                Self::apply(&mut state, member, events);
             }
             Action::Notice(member, dead) => {
                 let events = state.net.notice(member, dead);
@@ -200,8 +236,12 @@ impl Model for LockModel {
             Property::always("first come, first served; tokens rise", |_, state: &State| {
                 state.failure.is_none()
             }),
-            Property::always("at most one live member has the lock", |_, state: &State| {
-                state.apps.iter().filter(|app| app.state == Wants::Holds).count() <= 1
+            Property::always("at most one member has the lock that was not expelled", |_, state: &State| {
+                let holds = |(app, expelled): &(&App, &bool)| app.state == Wants::Holds && !**expelled;
+                state.apps.iter().zip(&state.expelled).filter(holds).count() <= 1
+            }),
+            Property::always("if nothing moves, all that live agree on one view", |_, state: &State| {
+                !state.net.is_quiet() || state.net.has_one_view()
             }),
             Property::always(
                 "everything ends: if nothing moves, nobody waits for a free lock",
@@ -227,22 +267,54 @@ fn check(model: LockModel) -> usize {
 }
 
 #[test]
-fn lock_of_three_members_with_one_death_is_exclusive_fair_and_never_stuck() {
-    let states =
-        check(LockModel { members: 3, requests: 1, may_die: true, may_give_up: false, broken_rule: None });
+fn lock_of_three_members_with_two_deaths_is_exclusive_fair_and_never_stuck() {
+    let states = check(LockModel {
+        members: 3,
+        requests: 1,
+        deaths: 2,
+        expulsions: 0,
+        may_give_up: false,
+        broken_rule: None,
+    });
     assert!(states > 10_000, "{states} states: the model hardly does anything");
 }
 
 #[test]
 fn lock_of_three_members_that_ask_twice_is_exclusive_fair_and_never_stuck() {
-    let states =
-        check(LockModel { members: 3, requests: 2, may_die: false, may_give_up: false, broken_rule: None });
+    let states = check(LockModel {
+        members: 3,
+        requests: 2,
+        deaths: 0,
+        expulsions: 0,
+        may_give_up: false,
+        broken_rule: None,
+    });
     assert!(states > 1_000, "{states} states: the model hardly does anything");
 }
 
 #[test]
 fn lock_of_three_members_that_try_and_give_up_with_one_death_is_never_stuck() {
-    let states =
-        check(LockModel { members: 3, requests: 1, may_die: true, may_give_up: true, broken_rule: None });
+    let states = check(LockModel {
+        members: 3,
+        requests: 1,
+        deaths: 1,
+        expulsions: 0,
+        may_give_up: true,
+        broken_rule: None,
+    });
+    assert!(states > 10_000, "{states} states: the model hardly does anything");
+}
+
+/// The expelled member lives, and may have the lock.
+#[test]
+fn lock_of_three_members_with_an_expulsion_and_a_death_is_exclusive_and_never_stuck() {
+    let states = check(LockModel {
+        members: 3,
+        requests: 1,
+        deaths: 1,
+        expulsions: 1,
+        may_give_up: false,
+        broken_rule: None,
+    });
     assert!(states > 10_000, "{states} states: the model hardly does anything");
 }

@@ -6,6 +6,7 @@ mod combined;
 mod costs;
 mod lock_model;
 mod loss;
+mod lost_tokens;
 mod message_model;
 mod net;
 mod wire;

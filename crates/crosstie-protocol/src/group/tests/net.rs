@@ -9,13 +9,13 @@ use super::super::*;
 /// What one call of a group produced.
 #[derive(Default)]
 pub(super) struct Collected {
-    pub(super) packets: Vec<(MemberId, Control)>,
+    pub(super) packets: Vec<(MemberId, u16, Control)>,
     pub(super) events: Vec<Event>,
 }
 
 impl Output for Collected {
-    fn send(&mut self, to: MemberId, packet: &Control) {
-        self.packets.push((to, *packet));
+    fn send(&mut self, to: MemberId, view: u16, packet: &Control) {
+        self.packets.push((to, view, *packet));
     }
 
     fn event(&mut self, event: Event) {
@@ -28,7 +28,7 @@ impl Output for Collected {
 pub(super) struct Net {
     pub(super) groups: Vec<Group>,
     /// Indexed by sender, then receiver.
-    pub(super) links: Vec<Vec<VecDeque<Control>>>,
+    pub(super) links: Vec<Vec<VecDeque<(u16, Control)>>>,
     pub(super) alive: Vec<bool>,
     pub(super) sent: u64,
 }
@@ -66,10 +66,10 @@ impl Net {
     ) -> Vec<Event> {
         let mut out = Collected::default();
         action(&mut self.groups[member], &mut out);
-        for (to, packet) in out.packets {
+        for (to, view, packet) in out.packets {
             self.sent += 1;
             if self.alive[to.index()] {
-                self.links[member][to.index()].push_back(packet);
+                self.links[member][to.index()].push_back((view, packet));
             }
         }
         out.events
@@ -81,10 +81,10 @@ impl Net {
 
     /// Delivers the oldest packet of a link.
     pub(super) fn deliver(&mut self, from: usize, to: usize) -> Vec<Event> {
-        let packet = self.links[from][to].pop_front().expect("the link has a packet");
+        let (view, packet) = self.links[from][to].pop_front().expect("the link has a packet");
         self.act(to, |group, out| {
             if !group.dead().contains(MemberId::new(from)) {
-                let handled = group.on_packet(MemberId::new(from), &packet, out);
+                let handled = group.on_packet(MemberId::new(from), view, &packet, out);
                 assert_eq!(handled, Ok(()), "{packet:?} from {from} to {to}");
             }
         })
@@ -108,14 +108,28 @@ impl Net {
         self.groups[member].dead().contains(MemberId::new(dead))
     }
 
-    /// Whether no packet is on its way and every death is known to all.
+    /// Whether somebody that lives knows of the death of a member.
+    pub(super) fn is_known(&self, dead: usize) -> bool {
+        (0..self.members()).any(|member| self.alive[member] && self.has_noticed(member, dead))
+    }
+
+    /// Whether no packet is on its way, and of every death somebody knows that lives.
     pub(super) fn is_quiet(&self) -> bool {
         let members = || 0..self.members();
-        members().filter(|m| self.alive[*m]).all(|to| {
-            members().all(|from| {
-                (self.links[from][to].is_empty() || self.has_noticed(to, from))
-                    && (self.alive[from] || self.has_noticed(to, from))
-            })
-        })
+        members().all(|member| self.alive[member] || self.is_known(member))
+            && members()
+                .filter(|to| self.alive[*to])
+                .all(|to| members().all(|from| self.links[from][to].is_empty() || self.has_noticed(to, from)))
+    }
+
+    /// Whether all that live agree on one view: on all that live.
+    pub(super) fn has_one_view(&self) -> bool {
+        let gone: MemberSet =
+            (0..self.members()).filter(|member| !self.alive[*member]).map(MemberId::new).collect();
+        let live = || (0..self.members()).filter(|member| self.alive[*member]);
+        let number = live().next().map(|member| self.groups[member].view().number);
+        live()
+            .map(|member| self.groups[member].view())
+            .all(|view| view.gone == gone && Some(view.number) == number)
     }
 }

@@ -17,6 +17,10 @@ fn set() -> impl Strategy<Value = MemberSet> {
         .prop_map(|members| members.into_iter().map(MemberId::new).collect())
 }
 
+fn token() -> impl Strategy<Value = Token> {
+    (prop_oneof![0u64..3, 1024u64..1028], 0u64..9).prop_map(|(view, count)| Token { view, count })
+}
+
 fn member() -> impl Strategy<Value = MemberId> {
     (0..MEMBERS).prop_map(MemberId::new)
 }
@@ -30,16 +34,14 @@ fn rounds() -> impl Strategy<Value = Rounds> {
 fn control() -> impl Strategy<Value = Control> {
     let lock = 0u32..3;
     let barrier = 0u32..2;
-    let report =
-        (any::<(bool, bool, bool)>(), 0u64..9, prop::option::of(member()), prop::option::of(0u32..9))
-            .prop_map(|((has_token, in_queue, wanted), fence, gave_to, ticket)| QueueReport {
-                has_token,
-                in_queue,
-                wanted,
-                fence,
-                gave_to,
-                ticket,
-            });
+    let report = (any::<(bool, bool)>(), token(), prop::option::of(member()), prop::option::of(0u32..9))
+        .prop_map(|((has_token, in_queue), fence, gave_to, ticket)| QueueReport {
+            has_token,
+            in_queue,
+            fence,
+            gave_to,
+            ticket,
+        });
     let place = prop::option::of((0u32..9, prop::option::of(member())))
         .prop_map(|place| place.map(|(ticket, next)| QueuePlace { ticket, next }));
     let object = prop_oneof![lock.clone().prop_map(Object::Lock), barrier.clone().prop_map(Object::Barrier)];
@@ -48,23 +50,18 @@ fn control() -> impl Strategy<Value = Control> {
         (lock.clone(), member(), 0u32..9, any::<bool>()).prop_map(|(lock, requester, ticket, trying)| {
             Control::LockForward { lock, requester, ticket, trying }
         }),
-        (lock.clone(), 0u64..99, 0u32..9).prop_map(|(lock, fence, ticket)| Control::LockReply {
+        (lock.clone(), token(), 0u32..9).prop_map(|(lock, fence, ticket)| Control::LockReply {
             lock,
             fence,
             ticket
         }),
         lock.clone().prop_map(|lock| Control::LockBusy { lock }),
-        (lock.clone(), set()).prop_map(|(lock, dead)| Control::LockQuery { lock, dead }),
-        (lock.clone(), set(), report).prop_map(|(lock, dead, report)| Control::LockReport {
+        lock.clone().prop_map(|lock| Control::LockQuery { lock }),
+        (lock.clone(), report).prop_map(|(lock, report)| Control::LockReport { lock, report }),
+        (lock, place, prop::option::of(token())).prop_map(|(lock, place, fence)| Control::LockHeal {
             lock,
-            dead,
-            report
-        }),
-        (lock, set(), place, 0u64..9).prop_map(|(lock, dead, place, fence)| Control::LockHeal {
-            lock,
-            dead,
             place,
-            fence
+            fence: fence.filter(|fence| *fence != Token::default())
         }),
         (barrier.clone(), 0u64..9).prop_map(|(barrier, round)| Control::BarrierArrive { barrier, round }),
         (barrier.clone(), 0u64..9, prop::option::of(set()))
@@ -76,35 +73,32 @@ fn control() -> impl Strategy<Value = Control> {
             round,
             active
         }),
-        (barrier.clone(), set()).prop_map(|(barrier, dead)| Control::BarrierQuery { barrier, dead }),
-        (barrier.clone(), set(), rounds()).prop_map(|(barrier, dead, rounds)| Control::BarrierReport {
-            barrier,
-            dead,
-            rounds
-        }),
-        (barrier, set(), rounds()).prop_map(|(barrier, dead, rounds)| Control::BarrierHeal {
-            barrier,
-            dead,
-            rounds
-        }),
+        barrier.clone().prop_map(|barrier| Control::BarrierQuery { barrier }),
+        (barrier.clone(), rounds()).prop_map(|(barrier, rounds)| Control::BarrierReport { barrier, rounds }),
+        (barrier, rounds()).prop_map(|(barrier, rounds)| Control::BarrierHeal { barrier, rounds }),
         object.prop_map(|object| Control::StatusRequest { object }),
+        set().prop_map(|gone| Control::ViewReport { gone }),
+        set().prop_map(|gone| Control::ViewPropose { gone }),
+        set().prop_map(|gone| Control::ViewInstall { gone }),
+        Just(Control::Leave),
         Just(Control::Expelled),
     ]
 }
 
 proptest! {
     #[test]
-    fn control_packets_survive_encoding(control in control(), cut in 0usize..500) {
+    fn control_packets_survive_encoding(control in control(), view: u16, cut in 0usize..500) {
         let mut bytes = [0; MAX_CONTROL_SIZE];
-        let len = control.encode(ID, MemberId::new(1), &mut bytes);
+        let len = control.encode(ID, MemberId::new(1), view, &mut bytes);
         if control.is_short() {
             let mut short = [0; SHORT_CONTROL_SIZE];
-            prop_assert_eq!(control.encode(ID, MemberId::new(1), &mut short), len);
+            prop_assert_eq!(control.encode(ID, MemberId::new(1), view, &mut short), len);
             prop_assert_eq!(&short[..len], &bytes[..len]);
         }
         let mut gate = Gate::new(ID.group, ID.epoch, MemberId::new(0), MEMBERS);
         let header = gate.check(&bytes[..len], &MemberSet::EMPTY, |channel| channel == CONTROL_CHANNEL).unwrap();
         prop_assert_eq!(Control::decode(&header, &bytes[HEADER_SIZE..len], MEMBERS), Ok(control));
+        prop_assert_eq!(Control::view_of(&header), view);
         // A packet that was cut is an error, or has no body at all.
         let cut = HEADER_SIZE + cut % (len - HEADER_SIZE + 1);
         if cut < len {
@@ -140,17 +134,17 @@ proptest! {
 
     /// Whatever peers say, a group neither panics nor gives a lock that nobody asked for.
     #[test]
-    fn arbitrary_packets_of_peers_do_no_harm(steps in prop::collection::vec((0u8..6, member(), control()), 0..60)) {
+    fn arbitrary_packets_of_peers_do_no_harm(steps in prop::collection::vec((0u8..6, member(), 0u16..4, control()), 0..60)) {
         let config = Config { locks: 2, ..Config::new(MemberId::new(0), MEMBERS) };
         let mut group = Group::new(&config).unwrap();
         let (mut waits, mut out) = ([false; 2], Collected::default());
-        for (action, from, packet) in steps {
+        for (action, from, view, packet) in steps {
             match action {
                 0 => { waits[0] |= group.lock(0, None, &mut out).is_ok(); }
                 1 => { waits[1] |= group.try_lock(1, &mut out).is_ok(); }
                 2 => { group.unlock(0, &mut out).ok(); }
                 3 => { group.enter(0, None, &mut out).ok(); }
-                _ if from != MemberId::new(0) => { group.on_packet(from, &packet, &mut out).ok(); }
+                _ if from != MemberId::new(0) => { group.on_packet(from, view, &packet, &mut out).ok(); }
                 _ => {}
             }
             for event in core::mem::take(&mut out.events) {
