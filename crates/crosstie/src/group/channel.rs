@@ -63,8 +63,9 @@ pub(super) struct ChannelState {
     pub(super) receive_memory: Box<[u8]>,
     pub(super) ready: VecDeque<Ready>,
     joining: Box<[Vec<u8>]>,
-    /// Bytes of joined messages that nobody has taken.
-    joined: usize,
+    /// Bytes of joined messages of each member that nobody has taken. With more than `joined_max` bytes a member is refused.
+    joined: Box<[usize]>,
+    joined_max: usize,
     /// The thread or future that is sending a message of several packets to this member.
     pub(super) long_send: Box<[Option<u64>]>,
     pub(super) wakers: Vec<Waker>,
@@ -91,7 +92,8 @@ impl ChannelState {
             receive_memory: vec![0; options.receive_buffer as usize].into_boxed_slice(),
             ready: VecDeque::with_capacity(options.receive_table as usize),
             joining: (0..members).map(|_| Vec::new()).collect(),
-            joined: 0,
+            joined: vec![0; members].into_boxed_slice(),
+            joined_max: options.max_message as usize / (members - 1).max(1),
             long_send: vec![None; members].into_boxed_slice(),
             wakers: Vec::new(),
             delivered: 0,
@@ -110,9 +112,7 @@ impl ChannelState {
         len: usize,
         now: u64,
     ) -> Result<(), Violation> {
-        // Joined messages that nobody takes count as a full buffer.
-        let is_full = self.joined > self.options.max_message as usize;
-        let space = if is_full { u32::MAX } else { (len as u32).max(1) };
+        let space = (len as u32).max(1);
         let Received::Data(verdict) = self.protocol.on_packet(header, len as u32, space, now)? else {
             self.changed = true;
             return Ok(());
@@ -197,7 +197,11 @@ impl ChannelState {
     fn complete_joined(&mut self, from: MemberId, flags: u8) {
         if flags & flags::LAST != 0 {
             let message = core::mem::take(&mut self.joining[from.index()]);
-            self.joined += message.len();
+            let joined = &mut self.joined[from.index()];
+            *joined += message.len();
+            if *joined > self.joined_max {
+                self.protocol.receiver.set_full(from, true);
+            }
             self.complete(from, flags, Body::Joined(message));
         }
     }
@@ -227,7 +231,14 @@ impl ChannelState {
                 }
                 self.protocol.receiver.release(*entry);
             }
-            Body::Joined(bytes) => self.joined -= bytes.len(),
+            Body::Joined(bytes) => {
+                let joined = &mut self.joined[ready.from.index()];
+                let was_full = *joined > self.joined_max;
+                *joined -= bytes.len();
+                if was_full && *joined <= self.joined_max {
+                    self.protocol.receiver.set_full(ready.from, false);
+                }
+            }
         }
         self.ready.pop_front();
     }

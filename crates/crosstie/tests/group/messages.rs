@@ -197,6 +197,43 @@ fn full_receiver_refuses_and_asks_again() {
     }
 }
 
+/// Only the receiver's request makes the sender go on: it does not try again by itself for an hour.
+#[test]
+fn unread_long_messages_stop_their_sender_until_they_are_taken() {
+    const LEN: usize = 40_000;
+    const COUNT: u8 = 20;
+    let counters = run(2, &GroupConfig::new(1), |group| {
+        let hour = 3_600_000_000_000;
+        let options = ChannelOptions {
+            max_message: 64 << 10,
+            max_backoff: hour,
+            resend_after: hour,
+            give_up_after: hour,
+            ..group.channel_options()
+        };
+        let channel = group.open_channel(5, &options).unwrap();
+        group.barrier(0).wait().unwrap();
+        if group.member().index() == 0 {
+            for number in 0..COUNT {
+                channel.send(MemberId::new(1), &[number; LEN]).unwrap();
+            }
+            channel.flush().unwrap();
+        } else {
+            while group.counters().refused == 0 {
+                group.progress();
+            }
+            let mut bytes = Vec::new();
+            for number in 0..COUNT {
+                channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
+                assert!(bytes.len() == LEN && bytes.iter().all(|byte| *byte == number));
+            }
+        }
+        group.barrier(0).wait().unwrap();
+        group.counters()
+    });
+    assert!(counters[1].refused > 0);
+}
+
 #[test]
 fn lost_packets_are_sent_again() {
     for transport in [Transport::Rc, Transport::Ud] {

@@ -125,8 +125,10 @@ struct Source {
     held: Chain,
     gaps: Gaps,
     resume_due: bool,
-    /// Waits for room of this many bytes, plus one. Zero: does not wait.
-    wanted: u32,
+    /// Waits for room of this many bytes.
+    wanted: Option<u32>,
+    /// Its packets are refused: the application has not taken what they made up.
+    is_full: bool,
     /// In `starved`.
     is_starved: bool,
     joiner: Joiner,
@@ -212,7 +214,8 @@ impl Receiver {
             held: Chain::EMPTY,
             gaps: Gaps::NONE,
             resume_due: false,
-            wanted: 0,
+            wanted: None,
+            is_full: false,
             is_starved: false,
             joiner: Joiner::default(),
         };
@@ -248,7 +251,8 @@ impl Receiver {
             return Ok(self.accept_unexpected(header, len, space));
         }
         let (offset, total) = source.joiner.check(header.flags, header.aux, len, self.max_message)?;
-        let Some(entry) = self.ring.take(space as usize) else {
+        let entry = if source.is_full { None } else { self.ring.take(space as usize) };
+        let Some(entry) = entry else {
             self.refuse(header, space);
             return Ok(Verdict::Refused);
         };
@@ -256,7 +260,7 @@ impl Receiver {
         source.expected = source.expected.wrapping_add(1);
         source.nacked = None;
         source.nack_due = false;
-        source.wanted = 0;
+        source.wanted = None;
         source.unacked += 1;
         if source.unacked >= self.ack_every || header.flags & flags::ACK_NOW != 0 {
             self.answer(header.sender);
@@ -286,6 +290,15 @@ impl Receiver {
             self.resume_starved();
         }
         freed
+    }
+
+    /// Whether packets of this sender are refused although there is room: the driver has joined packets of it to more bytes of messages than
+    /// it keeps for an application that does not take them. When there is room again, the sender is asked to send again.
+    pub fn set_full(&mut self, from: MemberId, is_full: bool) {
+        self.sources[from.index()].is_full = is_full;
+        if !is_full {
+            self.resume_starved();
+        }
     }
 
     /// The next answer that is due, if any. With `idle`, also acknowledgements that could wait for more packets, or for a data
@@ -344,7 +357,7 @@ impl Receiver {
         let source = &mut self.sources[from.index()];
         source.unacked = 0;
         (source.nack_due, source.resume_due) = (false, false);
-        source.wanted = 0;
+        source.wanted = None;
         self.starved.retain(|waiting| *waiting != from);
         self.due.retain(|waiting| *waiting != from);
         self.lazy.retain(|waiting| *waiting != from);
@@ -464,7 +477,7 @@ impl Receiver {
         }
         let source = &mut self.sources[header.sender.index()];
         if self.on_refusal == OnRefusal::WaitForRequest {
-            source.wanted = space + 1;
+            source.wanted = Some(space);
             if !source.is_starved {
                 source.is_starved = true;
                 self.starved.push_back(header.sender);
@@ -476,22 +489,28 @@ impl Receiver {
     fn resume_starved(&mut self) {
         // Not for every single place: the sender sends a whole window again.
         let enough = self.ring.free_entries() * 4 >= self.ring.entries();
-        while let Some(&front) = self.starved.front() {
-            let source = &mut self.sources[front.index()];
-            if source.wanted != 0 {
-                if !enough || !self.ring.has_room(source.wanted as usize - 1) {
+        // A sender whose messages nobody takes holds up no other one.
+        let mut at = 0;
+        while let Some(&from) = self.starved.get(at) {
+            let source = &mut self.sources[from.index()];
+            if let Some(wanted) = source.wanted {
+                if source.is_full {
+                    at += 1;
+                    continue;
+                }
+                if !enough || !self.ring.has_room(wanted as usize) {
                     return;
                 }
-                source.wanted = 0;
-                source.is_starved = false;
+                source.wanted = None;
                 source.resume_due = true;
-                self.starved.pop_front();
-                self.answer(front);
+            }
+            source.is_starved = false;
+            self.starved.remove(at);
+            if source.resume_due {
+                self.answer(from);
                 // One at a time: the room of one entry is not promised twice.
                 return;
             }
-            source.is_starved = false;
-            self.starved.pop_front();
         }
     }
 
