@@ -1,8 +1,8 @@
 //! The engine's part of a channel: send buffer, receive buffer, and messages that wait for the application.
 //!
 //! ```text
-//!   send buffer (registered)     | header, body | header, body | ...     freed by acknowledgements
-//!   receive buffer (private)     | body | body | ...                     freed when the application has taken the message
+//!   send buffer (registered)     | header, body | header, body | ...     places of each destination, freed by acknowledgements
+//!   receive buffer (private)     | body | body | ...                     places of each sender, freed when the application has taken the message
 //!   ready                        messages in the order in which they became complete; one entry for all messages of a packet
 //! ```
 //!
@@ -24,7 +24,7 @@ use super::tagged::TaggedState;
 use super::wires::Wires;
 use crate::device::{Data, Mr, OutOfRegion, PostError, Posted};
 
-/// The longest packet that is copied into the send queue.
+/// The longest packet that may be copied into the send queue.
 const INLINE: usize = 256;
 
 /// The bytes of a message, or of the messages of a combined packet that nobody has taken.
@@ -89,8 +89,8 @@ impl ChannelState {
             options: *options,
             is_lossy: options.min_resend_after < options.resend_after,
             send_memory,
-            receive_memory: vec![0; options.receive_buffer as usize].into_boxed_slice(),
-            ready: VecDeque::with_capacity(options.receive_table as usize),
+            receive_memory: vec![0; options.receive_bytes(members)].into_boxed_slice(),
+            ready: VecDeque::with_capacity(options.receive_bytes(members) / options.mtu as usize),
             joining: (0..members).map(|_| Vec::new()).collect(),
             joined: vec![0; members].into_boxed_slice(),
             joined_max: options.max_message as usize / (members - 1).max(1),
@@ -112,8 +112,7 @@ impl ChannelState {
         len: usize,
         now: u64,
     ) -> Result<(), Violation> {
-        let space = (len as u32).max(1);
-        let Received::Data(verdict) = self.protocol.on_packet(header, len as u32, space, now)? else {
+        let Received::Data(verdict) = self.protocol.on_packet(header, len as u32, now)? else {
             self.changed = true;
             return Ok(());
         };
@@ -125,6 +124,10 @@ impl ChannelState {
                     self.complete_packet(from, header.flags, entry, len as u32)?;
                 } else {
                     let message = &mut self.joining[from.index()];
+                    if header.flags & flags::FIRST != 0 {
+                        // What is there is of a message that its sender has given up.
+                        message.clear();
+                    }
                     let start = message.len();
                     message.resize(start + len, 0);
                     let read = memory.read(at, &mut message[start..]);
@@ -167,6 +170,9 @@ impl ChannelState {
             return self.complete_packet(from, next.flags, next.entry, next.len);
         }
         let bytes = ring_bytes(&self.receive_memory, next.entry.offset, next.len);
+        if next.flags & flags::FIRST != 0 {
+            self.joining[from.index()].clear();
+        }
         self.joining[from.index()].extend_from_slice(bytes);
         self.protocol.receiver.release(next.entry.number);
         self.complete_joined(from, next.flags);
@@ -381,7 +387,7 @@ impl Engine {
         if !self.has_room(to) {
             self.poll_sends();
             if !self.has_room(to) {
-                return Err(SendRefusal::BufferFull);
+                return Err(SendRefusal::WindowFull);
             }
         }
         if self.send_combined(id, to, parts, offset)? {
@@ -392,7 +398,7 @@ impl Engine {
             // The timer starts: from an old reading of the clock it would end too early.
             self.read_clock();
         }
-        let now = self.now();
+        let (now, max_inline) = (self.now(), self.max_inline(to));
         let Some(channel) = &mut self.channels[usize::from(id)] else { return Err(SendRefusal::PeerGone) };
         let part = part_at(parts.len() as u32, offset as u32, channel.options.mtu);
         let len = part.len as usize;
@@ -417,7 +423,13 @@ impl Engine {
             let kept = copied.and_then(|()| channel.send_memory.write(at, packet_bytes));
             match kept {
                 Err(_) => Err(PostError::Invalid("outside of the send buffer")),
-                Ok(()) if transmit => self.post_inline_or_staged(to, &bytes[..HEADER_SIZE + len]),
+                Ok(()) if transmit && HEADER_SIZE + len <= max_inline => {
+                    self.post_bytes(to, Data::Inline(&bytes[..HEADER_SIZE + len])).map(drop)
+                }
+                Ok(()) if transmit => {
+                    let header = channel.protocol.data_header(&packet).encode();
+                    self.post_from_buffer(id, &packet, &header)
+                }
                 Ok(()) => Ok(()),
             }
         } else {
@@ -430,11 +442,28 @@ impl Engine {
                 Ok(()) => Ok(()),
             }
         };
-        if posted.is_err() {
-            // The resend timer repairs it.
-            self.counters.unsent += 1;
+        if posted.is_err() && transmit {
+            self.put_back(id, &packet);
         }
         Ok(offset + len)
+    }
+
+    /// The device did not take this packet: a later pass posts it.
+    #[cold]
+    pub(super) fn put_back(&mut self, id: u16, packet: &Outgoing) {
+        self.counters.unsent += 1;
+        if let Some(channel) = &mut self.channels[usize::from(id)] {
+            channel.protocol.sender.put_back(packet);
+        }
+    }
+
+    #[inline]
+    fn max_inline(&self, to: MemberId) -> usize {
+        match (&self.datagrams, &self.wires.links[to.index()]) {
+            (Some(port), _) => port.max_inline,
+            (None, Some(link)) => link.max_inline,
+            (None, None) => 0,
+        }
     }
 
     /// Whether a packet to this member can be posted. Polls for completions of earlier ones when few are left.
@@ -459,12 +488,7 @@ impl Engine {
 
     #[inline]
     fn post_inline_or_staged(&mut self, to: MemberId, bytes: &[u8]) -> Result<(), PostError> {
-        let max_inline = match (&self.datagrams, &self.wires.links[to.index()]) {
-            (Some(port), _) => port.max_inline,
-            (None, Some(link)) => link.max_inline,
-            (None, None) => return Err(PostError::Invalid("the member is dead")),
-        };
-        if bytes.len() <= max_inline {
+        if bytes.len() <= self.max_inline(to) {
             return self.post_bytes(to, Data::Inline(bytes)).map(drop);
         }
         let slot = self.wires.staging.take().ok_or(PostError::Full)?;
@@ -571,14 +595,16 @@ impl Engine {
         loop {
             let Some(channel) = &mut self.channels[usize::from(id)] else { return };
             channel.protocol.sender.expire(now);
-            let has_room = match &self.datagrams {
-                Some(port) => port.queue.room() > 1,
-                None => self.wires.links.iter().flatten().all(super::link::Link::has_room_for_data),
-            };
-            if !has_room || !self.wires.staging.has_free() {
+            if !self.wires.staging.has_free() {
                 return;
             }
-            let Some(packet) = channel.protocol.sender.next_outgoing() else { return };
+            let (port, links) = (&self.datagrams, &self.wires.links);
+            let has_room = |to: MemberId| match (port, &links[to.index()]) {
+                (Some(port), _) => port.queue.room() > 1,
+                (None, Some(link)) => link.has_room_for_data(),
+                (None, None) => true,
+            };
+            let Some(packet) = channel.protocol.sender.next_outgoing_where(has_room) else { return };
             let posted = if packet.is_first {
                 let header = channel.protocol.data_header(&packet).encode();
                 self.post_from_buffer(id, &packet, &header)
@@ -586,8 +612,17 @@ impl Engine {
                 self.post_again(id, &packet)
             };
             if posted.is_err() {
-                self.counters.unsent += 1;
+                self.put_back(id, &packet);
                 return;
+            }
+        }
+    }
+
+    /// Tells senders about all room that there is. Before a thread parks, and while no packet comes.
+    pub(super) fn return_credit(&mut self) {
+        for id in &self.open {
+            if let Some(channel) = &mut self.channels[usize::from(*id)] {
+                channel.protocol.receiver.return_credit();
             }
         }
     }

@@ -26,7 +26,7 @@ use crate::device::{
 use crate::endpoint::{EndpointAddress, Progress};
 
 /// The last digit is the version of the packet format.
-const MAGIC: u64 = 0x3330_7075_6f72_4743;
+const MAGIC: u64 = 0x3430_7075_6f72_4743;
 /// Longest packet that is copied into the send queue.
 const MAX_INLINE: u32 = 220;
 

@@ -197,41 +197,119 @@ fn full_receiver_refuses_and_asks_again() {
     }
 }
 
-/// Only the receiver's request makes the sender go on: it does not try again by itself for an hour.
+/// More long messages than the receiver keeps for its application. One is given up half-way.
 #[test]
 fn unread_long_messages_stop_their_sender_until_they_are_taken() {
     const LEN: usize = 40_000;
-    const COUNT: u8 = 20;
+    const COUNT: u8 = 60;
+    let (full, is_full) = std::sync::mpsc::channel();
+    let is_full = std::sync::Mutex::new(is_full);
     let counters = run(2, &GroupConfig::new(1), |group| {
-        let hour = 3_600_000_000_000;
-        let options = ChannelOptions {
-            max_message: 64 << 10,
-            max_backoff: hour,
-            resend_after: hour,
-            give_up_after: hour,
-            ..group.channel_options()
-        };
+        let options = ChannelOptions { max_message: 64 << 10, ..group.channel_options() };
         let channel = group.open_channel(5, &options).unwrap();
         group.barrier(0).wait().unwrap();
         if group.member().index() == 0 {
-            for number in 0..COUNT {
+            let mut number = 0;
+            while channel.send_timeout(MemberId::new(1), &[number; LEN], Duration::from_millis(200)).is_ok() {
+                number += 1;
+                assert!(number < COUNT, "nothing stops the sender");
+            }
+            assert!(number > 0);
+            full.send(()).unwrap();
+            for number in number..COUNT {
                 channel.send(MemberId::new(1), &[number; LEN]).unwrap();
             }
-            channel.flush().unwrap();
+            channel.flush_timeout(Duration::from_secs(60)).unwrap();
         } else {
-            while group.counters().refused == 0 {
-                group.progress();
-            }
+            is_full.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
             let mut bytes = Vec::new();
             for number in 0..COUNT {
                 channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
-                assert!(bytes.len() == LEN && bytes.iter().all(|byte| *byte == number));
+                assert!(bytes.len() == LEN && bytes.iter().all(|byte| *byte == number), "message {number}");
             }
         }
         group.barrier(0).wait().unwrap();
         group.counters()
     });
-    assert!(counters[1].refused > 0);
+    assert_eq!((counters[0].resent, counters[1].refused), (0, 0));
+}
+
+/// Nobody sends again by time: the member asks for what it has missed.
+#[test]
+fn packets_for_a_channel_that_is_opened_late_arrive() {
+    run(2, &GroupConfig::new(1), |group| {
+        let barrier = group.barrier(0);
+        if group.member().index() == 0 {
+            let channel = group.open_channel(5, &group.channel_options()).unwrap();
+            for number in 0..20u32 {
+                channel.send(MemberId::new(1), &number.to_le_bytes()).unwrap();
+            }
+            barrier.wait().unwrap();
+            channel.flush_timeout(Duration::from_secs(60)).unwrap();
+        } else {
+            barrier.wait().unwrap();
+            let channel = group.open_channel(5, &group.channel_options()).unwrap();
+            let mut bytes = Vec::new();
+            for number in 0..20u32 {
+                channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
+                assert_eq!(bytes, number.to_le_bytes());
+            }
+        }
+        barrier.wait().unwrap();
+    });
+}
+
+/// Member 2 does not run: without a thread of the group it does nothing outside of its own calls.
+#[test]
+fn member_that_does_not_run_stops_no_messages_between_others() {
+    const COUNT: u32 = 5_000;
+    let (done, is_done) = std::sync::mpsc::channel();
+    let is_done = std::sync::Mutex::new(is_done);
+    for transport in [Transport::Rc, Transport::Ud] {
+        let config = GroupConfig::new(1).transport(transport).progress(ProgressMode::Manual);
+        run(3, &config, |group| {
+            let channel = group.open_channel(5, &group.channel_options()).unwrap();
+            let (me, stopped) = (group.member().index(), MemberId::new(2));
+            group.barrier(0).wait().unwrap();
+            let mut bytes = Vec::new();
+            if me == 2 {
+                let sent: u32 = is_done.lock().unwrap().recv_timeout(Duration::from_secs(120)).unwrap();
+                for number in 0..sent {
+                    channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
+                    assert_eq!(bytes, number.to_le_bytes());
+                }
+            } else {
+                let (mut to_stopped, mut received) = (0u32, 0);
+                for number in 0..COUNT {
+                    // Up to its limit, and again and again.
+                    if me == 0 && channel.try_send(stopped, &to_stopped.to_le_bytes()).unwrap() {
+                        to_stopped += 1;
+                    }
+                    let mut sent = false;
+                    while !sent || received <= number.saturating_sub(8) {
+                        sent =
+                            sent || channel.try_send(MemberId::new(1 - me), &number.to_le_bytes()).unwrap();
+                        while channel.try_recv(&mut bytes).unwrap().is_some() {
+                            assert_eq!(bytes, u32::to_le_bytes(received));
+                            received += 1;
+                        }
+                    }
+                }
+                while received < COUNT {
+                    channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
+                    received += 1;
+                }
+                assert!(group.dead().is_empty());
+                if me == 0 {
+                    assert!((1..COUNT / 2).contains(&to_stopped), "{to_stopped}");
+                    let late = channel.flush_timeout(Duration::from_millis(5));
+                    assert_eq!(late, Err(GroupError::TimedOut), "it has not acknowledged");
+                    done.send(to_stopped).unwrap();
+                }
+            }
+            group.barrier(0).wait().unwrap();
+        });
+    }
 }
 
 #[test]
