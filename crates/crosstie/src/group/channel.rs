@@ -62,6 +62,9 @@ pub(super) struct ChannelState {
     pub(super) send_memory: Mr,
     pub(super) receive_memory: Box<[u8]>,
     pub(super) ready: VecDeque<Ready>,
+    /// Tagged messages of each sender for which there is no room among those that wait for a receive, and how many packets these are.
+    pub(super) blocked: Box<[VecDeque<Ready>]>,
+    pub(super) blocked_packets: usize,
     joining: Box<[Vec<u8>]>,
     /// Bytes of joined messages of each member that nobody has taken. With more than `joined_max` bytes a member is refused.
     joined: Box<[usize]>,
@@ -91,6 +94,8 @@ impl ChannelState {
             send_memory,
             receive_memory: vec![0; options.receive_bytes(members)].into_boxed_slice(),
             ready: VecDeque::with_capacity(options.receive_bytes(members) / options.mtu as usize),
+            blocked: (0..members).map(|_| VecDeque::new()).collect(),
+            blocked_packets: 0,
             joining: (0..members).map(|_| Vec::new()).collect(),
             joined: vec![0; members].into_boxed_slice(),
             joined_max: options.max_message as usize / (members - 1).max(1),
@@ -221,7 +226,17 @@ impl ChannelState {
     /// The application has taken the next message: its place is free.
     #[inline]
     pub(super) fn release_front(&mut self) {
-        let Some(ready) = self.ready.front_mut() else { return };
+        self.release_front_of(None);
+    }
+
+    /// As [`ChannelState::release_front`], of the queue of all senders or of those messages of one that are blocked.
+    #[inline]
+    pub(super) fn release_front_of(&mut self, blocked: Option<MemberId>) {
+        let queue = match blocked {
+            None => &mut self.ready,
+            Some(from) => &mut self.blocked[from.index()],
+        };
+        let Some(ready) = queue.front_mut() else { return };
         self.delivered += 1;
         match &mut ready.body {
             Body::Ring { entry, offset, len } => {
@@ -246,7 +261,33 @@ impl ChannelState {
                 }
             }
         }
-        self.ready.pop_front();
+        queue.pop_front();
+        self.blocked_packets -= usize::from(blocked.is_some());
+    }
+
+    /// Moves the next packet to those of its sender that are blocked, so that other senders need not wait for it. Calls `each` with the flags and
+    /// the bytes of each of its messages.
+    #[cold]
+    pub(super) fn block_front(&mut self, mut each: impl FnMut(&mut TaggedState, MemberId, u8, &[u8])) {
+        let Some(ready) = self.ready.pop_front() else { return };
+        if let Some(tagged) = &mut self.tagged {
+            match &ready.body {
+                Body::Ring { offset, len, .. } => {
+                    let mut bytes = ring_bytes(&self.receive_memory, *offset, *len);
+                    if ready.flags & flags::COMBINED == 0 {
+                        each(tagged, ready.from, ready.flags, bytes);
+                    } else {
+                        while let Some((message_flags, message)) = first_combined(bytes) {
+                            each(tagged, ready.from, message_flags, message);
+                            bytes = &bytes[COMBINED_PREFIX + message.len()..];
+                        }
+                    }
+                }
+                Body::Joined(bytes) => each(tagged, ready.from, ready.flags, bytes),
+            }
+        }
+        self.blocked_packets += 1;
+        self.blocked[ready.from.index()].push_back(ready);
     }
 
     pub(super) fn drop_peer(&mut self, member: MemberId, nobody_left: bool) {
