@@ -71,7 +71,8 @@ pub(super) struct ChannelState {
     joined_max: usize,
     /// The thread or future that is sending a message of several packets to this member.
     pub(super) long_send: Box<[Option<u64>]>,
-    pub(super) wakers: Vec<Waker>,
+    /// Futures that wait for a message: one waker for each.
+    pub(super) wakers: Vec<(u64, Waker)>,
     pub(super) delivered: u64,
     pub(super) changed: bool,
     /// Set if the channel carries tagged messages.
@@ -299,8 +300,12 @@ impl ChannelState {
         self.changed = true;
     }
 
-    pub(super) fn wake(&mut self) {
-        self.wakers.drain(..).for_each(Waker::wake);
+    /// Remembers whom to wake when a message has come.
+    pub(super) fn register(&mut self, future: u64, waker: &Waker) {
+        match self.wakers.iter_mut().find(|(registered, _)| *registered == future) {
+            Some((_, registered)) => registered.clone_from(waker),
+            None => self.wakers.push((future, waker.clone())),
+        }
     }
 
     /// Packets of a kind that this channel has sent.
@@ -620,7 +625,7 @@ impl Engine {
             let Some(channel) = &mut self.channels[usize::from(id)] else { continue };
             if channel.changed {
                 channel.changed = false;
-                channel.wake();
+                self.wires.results.to_wake.extend(channel.wakers.drain(..).map(|(_, waker)| waker));
                 self.wires.results.changed = true;
             }
         }

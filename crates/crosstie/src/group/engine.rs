@@ -570,10 +570,12 @@ impl Engine {
                 }
             }
             let nobody_left = self.is_alone();
-            for id in &self.open {
-                if let Some(channel) = &mut self.channels[usize::from(*id)] {
+            for index in 0..self.open.len() {
+                let id = self.open[index];
+                if let Some(channel) = &mut self.channels[usize::from(id)] {
                     channel.drop_peer(member, nobody_left);
                 }
+                self.collect_wakers(id);
             }
             if let Some(endpoint) = self.one_sided.as_ref().and_then(|one_sided| one_sided.endpoint(member)) {
                 endpoint.close();

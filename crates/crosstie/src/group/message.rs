@@ -209,7 +209,7 @@ impl Channel {
 
     /// A future that ends with a message.
     pub fn recv_async(&self) -> RecvFuture<'_> {
-        RecvFuture { channel: self }
+        RecvFuture { channel: self, id: None }
     }
 
     /// Waits until every message was acknowledged by its receiver. As a send, it may wait for a member that does not run:
@@ -381,12 +381,24 @@ impl Engine {
 #[must_use = "futures do nothing unless they are polled"]
 pub struct RecvFuture<'c> {
     channel: &'c Channel,
+    /// Names the waker that is registered.
+    id: Option<u64>,
+}
+
+impl Drop for RecvFuture<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id
+            && let Some(channel) = &mut self.channel.shared.lock().channels[usize::from(self.channel.id)]
+        {
+            channel.wakers.retain(|(registered, _)| *registered != id);
+        }
+    }
 }
 
 impl Future for RecvFuture<'_> {
     type Output = Result<Message, GroupError>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut bytes = Vec::new();
         match self.channel.try_recv(&mut bytes) {
             Ok(Some(from)) => return Poll::Ready(Ok(Message { from, bytes })),
@@ -395,10 +407,11 @@ impl Future for RecvFuture<'_> {
         }
         let mut engine = self.channel.shared.engine();
         let from = engine.take_message(self.channel.id, &mut bytes);
-        if from.is_none()
-            && let Some(channel) = &mut engine.channels[usize::from(self.channel.id)]
-        {
-            channel.wakers.push(context.waker().clone());
+        if from.is_none() {
+            let id = *self.id.get_or_insert_with(|| engine.next_waiter());
+            if let Some(channel) = &mut engine.channels[usize::from(self.channel.id)] {
+                channel.register(id, context.waker());
+            }
         }
         self.channel.shared.release(engine);
         match from {

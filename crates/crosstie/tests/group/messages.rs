@@ -1,4 +1,8 @@
-use std::time::Duration;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use crosstie::group::{
     ChannelOptions, Counters, GroupConfig, GroupError, MemberId, OnRefusal, PacketKind, ProgressMode,
@@ -426,5 +430,102 @@ fn future_receives_and_sends_to_the_dead_fail() {
             assert_eq!(channel.send(gone, b"too late"), Err(GroupError::PeerDead(gone)));
         }
         assert!(matches!(channel.send(MemberId::new(9), b""), Err(GroupError::NoSuchPeer(_))));
+    });
+}
+
+/// Counts how often it was woken.
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// As `select!` in a loop does it: polled again and again, or made, polled and dropped.
+#[test]
+fn future_that_waits_keeps_one_waker() {
+    run(2, &GroupConfig::new(1), |group| {
+        let channel = group.open_channel(2, &group.channel_options()).unwrap();
+        group.barrier(0).wait().unwrap();
+        if group.member().index() == 0 {
+            let count = Arc::new(Count(AtomicUsize::new(0)));
+            let waker = Waker::from(count.clone());
+            let mut context = Context::from_waker(&waker);
+            let mut kept = pin!(channel.recv_async());
+            for _ in 0..100 {
+                assert!(kept.as_mut().poll(&mut context).is_pending());
+                assert!(pin!(channel.recv_async()).poll(&mut context).is_pending());
+            }
+            assert_eq!(Arc::strong_count(&count), 3, "one is registered");
+            group.barrier(0).wait().unwrap();
+            let end = Instant::now() + Duration::from_secs(60);
+            let message = loop {
+                match kept.as_mut().poll(&mut context) {
+                    Poll::Ready(message) => break message.unwrap(),
+                    Poll::Pending => assert!(Instant::now() < end, "no message"),
+                }
+            };
+            assert_eq!(message.bytes, b"wake up");
+        } else {
+            group.barrier(0).wait().unwrap();
+            channel.send(MemberId::new(0), b"wake up").unwrap();
+        }
+        group.barrier(0).wait().unwrap();
+    });
+}
+
+/// A task whose waker polls it at once, as executors do that run inline.
+struct Task {
+    future: Mutex<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    ended: AtomicUsize,
+}
+
+impl Task {
+    fn start(future: impl Future<Output = ()> + Send + 'static) -> Arc<Task> {
+        let task = Arc::new(Task { future: Mutex::new(Box::pin(future)), ended: AtomicUsize::new(0) });
+        task.clone().wake();
+        task
+    }
+
+    fn wait(&self) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while self.ended.load(SeqCst) == 0 {
+            assert!(Instant::now() < end, "the waker does not come back");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        let waker = Waker::from(self.clone());
+        // Woken while it is polled: it is polled again.
+        let Ok(mut future) = self.future.try_lock() else { return };
+        if self.ended.load(SeqCst) == 0 && future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+            self.ended.store(1, SeqCst);
+        }
+    }
+}
+
+#[test]
+fn waker_may_poll_its_future_at_once() {
+    run(2, &GroupConfig::new(1), |group| {
+        let channel = group.open_channel(2, &group.channel_options()).unwrap();
+        let (lock, barrier) = (group.lock(0), group.barrier(0));
+        let guard = (group.member().index() == 0).then(|| lock.acquire().unwrap());
+        barrier.wait().unwrap();
+        if let Some(guard) = guard {
+            std::thread::sleep(Duration::from_millis(20));
+            guard.release().unwrap();
+            channel.send(MemberId::new(1), b"hello").unwrap();
+            channel.flush().unwrap();
+        } else {
+            let acquire = Task::start(async move { drop(lock.acquire_async().await.unwrap()) });
+            let receive = Task::start(async move { drop(channel.recv_async().await.unwrap()) });
+            acquire.wait();
+            receive.wait();
+        }
+        barrier.wait().unwrap();
     });
 }

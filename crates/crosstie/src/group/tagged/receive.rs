@@ -89,6 +89,16 @@ impl Engine {
         self.poll_pulls(id);
         self.send_answers(id);
         self.send_queued(id);
+        self.collect_wakers(id);
+    }
+
+    /// Futures of tagged messages that have ended are woken when the engine was given back.
+    pub(in crate::group) fn collect_wakers(&mut self, id: u16) {
+        if let Some(channel) = &mut self.channels[usize::from(id)]
+            && let Some(tagged) = &mut channel.tagged
+        {
+            self.wires.results.to_wake.append(&mut tagged.to_wake);
+        }
     }
 
     /// Matches all messages that have arrived. Those of a sender of which too many wait for a receive stay in the receive buffer, in order, until

@@ -133,6 +133,8 @@ pub(in crate::group) struct TaggedState {
     pub(super) unexpected_of: Box<[(u32, usize)]>,
     unexpected_max: (u32, usize),
     pub(super) spare: Vec<Vec<u8>>,
+    /// Futures to wake when the engine was given back.
+    pub(in crate::group) to_wake: Vec<Waker>,
     pub(in crate::group) counters: TaggedCounters,
 }
 
@@ -162,6 +164,7 @@ impl TaggedState {
             unexpected_of: vec![(0, 0); members].into_boxed_slice(),
             unexpected_max,
             spare: Vec::new(),
+            to_wake: Vec::new(),
             counters: TaggedCounters::default(),
         }
     }
@@ -187,7 +190,7 @@ impl TaggedState {
         if slot.detached {
             self.sends.remove(key);
         }
-        waker.into_iter().for_each(Waker::wake);
+        self.to_wake.extend(waker);
     }
 
     pub(super) fn end_recv(
@@ -203,7 +206,7 @@ impl TaggedState {
         if slot.detached {
             self.recvs.remove(key);
         }
-        waker.into_iter().for_each(Waker::wake);
+        self.to_wake.extend(waker);
     }
 
     /// How a send has ended, once it has.
