@@ -88,7 +88,7 @@ pub struct Plan {
     /// Members that pause and that some other member expels meanwhile. Locks and barriers only.
     pub expulsions: usize,
     /// Members give up waiting, try, join and leave. Without, they only lock, unlock and enter. [`Scenario::Rails`]: rails stay away for
-    /// hours, and applications pause.
+    /// hours, and applications pause. [`Scenario::Message`]: members stop for a while, and send queues are short.
     pub restless: bool,
     /// Messages: a refused sender sends again after a back-off time, instead of waiting for the receiver's request.
     pub blind_retry: bool,

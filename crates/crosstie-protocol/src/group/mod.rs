@@ -20,8 +20,8 @@
 //!                    time ── expire ────>  +---------------+  <── member_died ───  liveness
 //! ```
 //!
-//! Locks and barriers need a link that delivers each packet once and in order, or a death: an RC queue pair, or messages of the
-//! channel [`CONTROL_STREAM`] over UD. Messages need no such link.
+//! Locks and barriers need a link that delivers each packet once and in order, or a death: an RC queue pair. (In the simulator they also run
+//! over the messages of channel [`CONTROL_STREAM`].) Messages need no such link.
 
 /// Whether a test has turned this rule off, to show which failure the rule prevents. Always false outside of tests.
 macro_rules! rule_broken {

@@ -21,7 +21,7 @@ pub const HEADER_SIZE: usize = 32;
 pub const MAX_MTU: usize = 2048;
 /// The channel of lock and barrier packets. Messages use the channels below it.
 pub const CONTROL_CHANNEL: u16 = u16::MAX;
-/// The channel of messages that carry whole lock and barrier packets, over transports that lose packets.
+/// Reserved for messages that carry whole lock and barrier packets over transports that lose packets. The simulator does that.
 pub const CONTROL_STREAM: u16 = u16::MAX - 1;
 
 /// What a packet is for.
@@ -34,7 +34,7 @@ pub enum PacketKind {
     Ack = 2,
     /// A message was refused; it and all later ones are to be sent again.
     Nack = 3,
-    /// There is room again for a message that was refused.
+    /// There is room again for a sender that had none.
     Resume = 4,
     /// A member asks the lock's manager for the lock.
     LockRequest = 16,

@@ -9,6 +9,10 @@ pub(crate) struct MessageChecker {
     sent: HashMap<(usize, usize), Vec<(u32, u64)>>,
     /// For each pair: messages that arrived whole, and bytes of the next one.
     arrived: HashMap<(usize, usize), (usize, u32)>,
+    /// When members were stopped: member, from, to.
+    stops: Vec<(usize, u64, u64)>,
+    /// Messages that arrived: from, to, when sent, when arrived.
+    spans: Vec<(usize, usize, u64, u64)>,
     pub(crate) times: Vec<u64>,
     pub(crate) failures: Vec<String>,
 }
@@ -44,7 +48,26 @@ impl MessageChecker {
         *bytes += len;
         if *bytes >= *total {
             self.times.push(time - start);
+            self.spans.push((from, to, *start, time));
             (*next, *bytes) = (*next + 1, 0);
+        }
+    }
+
+    /// A member does nothing in this time.
+    pub(crate) fn stopped(&mut self, member: usize, from: u64, to: u64) {
+        self.stops.push((member, from, to));
+    }
+
+    /// A message between two members that were not stopped in its time, nor shortly before, must not have waited for others.
+    pub(crate) fn check_waits(&mut self, longest: u64) {
+        for (from, to, sent, arrived) in &self.spans {
+            let is_excused = |(member, start, end): &(usize, u64, u64)| {
+                (member == from || member == to) && *start <= *arrived && *sent <= end + longest
+            };
+            if arrived - sent > longest && !self.stops.iter().any(is_excused) {
+                let took = arrived - sent;
+                self.failures.push(format!("{from} to {to}: a message sent at {sent} ns took {took} ns"));
+            }
         }
     }
 

@@ -474,7 +474,7 @@ impl Cluster {
             Packet::Stream(header, control) => {
                 let now = self.network.now;
                 let Some(stream) = &mut self.members[to].stream else { return };
-                match stream.channel.on_packet(&header, SPACE, SPACE, now) {
+                match stream.channel.on_packet(&header, SPACE, now) {
                     Ok(Received::Data(Verdict::Accepted { entry, .. })) => {
                         stream.channel.receiver.release(entry.number);
                         if let Some(control) = control {
@@ -549,6 +549,7 @@ impl Cluster {
                 }
             }
         }
+        stream.channel.receiver.return_credit();
         while let Some(answer) = stream.channel.receiver.next_answer(true) {
             packets.push((answer.to, Packet::Stream(stream.channel.answer_header(&answer), None)));
         }
@@ -556,8 +557,8 @@ impl Cluster {
         while let Some(peer) = stream.channel.sender.next_unreachable() {
             unreachable.push(peer.index());
         }
-        let oldest = stream.channel.sender.buffer().tail_number();
-        stream.sent.retain(|entry, _| *entry >= oldest);
+        let sender = &stream.channel.sender;
+        stream.sent.retain(|entry, _| sender.is_in_use(*entry));
         if let Some(deadline) = stream.channel.sender.next_deadline() {
             stream.timer = deadline;
             self.network.at(deadline, Happening::Timer { member, what: STREAM_TIMER });

@@ -1,5 +1,8 @@
 //! All members send messages of all sizes to each other, over packets that get lost, duplicated and reordered. Receivers are slow
 //! and have little room.
+//!
+//! With nothing lost, duplicated or reordered the links are those of RC queue pairs: nothing is sent by time, and a sender is never refused. With
+//! `restless` members stop for a while, several at once, and send queues are short.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -7,17 +10,26 @@ use crosstie_protocol::group::message::{
     COMBINED_MAX, COMBINED_PREFIX, Channel, OnGap, OnRefusal, Options, Outgoing, Received, SendCounters,
     SendRefusal, Verdict, part_at,
 };
-use crosstie_protocol::group::{GroupId, Header, MemberId, flags};
+use crosstie_protocol::group::{GroupId, HEADER_SIZE, Header, MemberId, flags};
 
 use crate::check::message::MessageChecker;
 use crate::network::{Happening, Network};
 use crate::outcome::Outcome;
-use crate::plan::Plan;
+use crate::plan::{Jitter, Plan};
 
 const MTU: u32 = 2048;
 const POLL: u64 = 0;
 const RECEIVE: u64 = 1;
 const FLUSH: u64 = 2;
+const STOP: u64 = 3;
+const CONTINUE: u64 = 4;
+/// How often each member stops, and for how many latencies at most.
+const STOPS: u64 = 3;
+const LONGEST_STOP: u64 = 4000;
+/// Latencies that a message between two members that run may take although others are stopped.
+const LONGEST_WAIT: u64 = 400;
+/// Packets on their way from one member to another, with `restless`.
+const SEND_QUEUE: u32 = 6;
 
 /// A message or a part of one, for the checker.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +56,8 @@ struct Member {
     channel: Channel,
     /// The send buffer.
     sent: HashMap<u64, Contents>,
-    current: Option<Sending>,
+    /// For each other member.
+    current: Vec<Option<Sending>>,
     left: u64,
     /// Accepted packets that the application has not taken.
     inbox: VecDeque<(usize, u64, Contents)>,
@@ -54,6 +67,12 @@ struct Member {
     flushes: bool,
     alive: bool,
     gone: Vec<bool>,
+    /// What happens when it continues, if it is stopped.
+    missed: Option<VecDeque<Happening<Packet>>>,
+    /// Packets to each other member that it has not received.
+    posted: Vec<u32>,
+    /// When its next poll is due by time.
+    timer: u64,
 }
 
 struct Run {
@@ -64,31 +83,36 @@ struct Run {
     packets: BTreeMap<&'static str, u64>,
     failures: Vec<String>,
     cut: Vec<bool>,
+    is_lossless: bool,
 }
 
 pub(crate) fn run(plan: &Plan) -> Outcome {
+    let is_lossless =
+        plan.loss == 0.0 && plan.duplicates == 0.0 && plan.jitter == Jitter::None && !plan.partition;
+    // Room for eight packets of each other member.
+    let packets = 8 * (plan.members as u32 - 1);
     let options = Options {
-        send_buffer: 32 << 10,
-        send_table: 32,
-        window: 16,
-        receive_buffer: 16 << 10,
-        receive_table: 16,
-        ack_every: plan.ack_every,
+        send_buffer: packets * (MTU + HEADER_SIZE as u32),
+        send_table: packets,
+        window: packets.min(16),
+        receive_buffer: packets * MTU,
+        receive_table: packets,
+        ack_every: plan.ack_every.min(packets),
         combine_from: plan.combine_from,
         on_refusal: if plan.blind_retry { OnRefusal::Retry } else { OnRefusal::WaitForRequest },
         on_gap: if plan.go_back { OnGap::GoBack } else { OnGap::Selective },
         backoff: plan.latency_ns * 2,
         max_backoff: plan.latency_ns * 32,
-        resend_after: plan.latency_ns * 8,
-        min_resend_after: plan.latency_ns * 4,
-        give_up_after: plan.latency_ns * 20_000,
+        resend_after: if is_lossless { u64::MAX } else { plan.latency_ns * 8 },
+        min_resend_after: if is_lossless { u64::MAX } else { plan.latency_ns * 4 },
+        give_up_after: if is_lossless { u64::MAX } else { plan.latency_ns * 20_000 },
         ..Options::default()
     };
     let id = GroupId { group: 1, epoch: 1 };
     let member = |index: usize| Member {
         channel: Channel::new(id, 1, MemberId::new(index), plan.members, &options).expect("valid options"),
         sent: HashMap::new(),
-        current: None,
+        current: vec![None; plan.members],
         left: plan.operations,
         inbox: VecDeque::new(),
         held: HashMap::new(),
@@ -96,6 +120,9 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
         flushes: false,
         alive: true,
         gone: vec![false; plan.members],
+        missed: None,
+        posted: vec![0; plan.members],
+        timer: u64::MAX,
     };
     let mut run = Run {
         plan: *plan,
@@ -105,13 +132,14 @@ pub(crate) fn run(plan: &Plan) -> Outcome {
         packets: BTreeMap::new(),
         failures: Vec::new(),
         cut: vec![false; plan.members],
+        is_lossless,
     };
     run.schedule_faults();
     for member in 0..plan.members {
         run.network.at(0, Happening::Timer { member, what: POLL });
     }
     while let Some(happening) = run.network.next() {
-        run.handle(happening);
+        run.handle_unless_stopped(happening);
     }
     run.finish()
 }
@@ -123,6 +151,12 @@ impl Run {
             let time = self.network.random.below(span);
             self.network.at(time, Happening::Death(victim));
         }
+        if self.plan.restless {
+            for member in (0..self.plan.members).flat_map(|member| (0..STOPS).map(move |_| member)) {
+                let time = self.network.random.below(4 * span);
+                self.network.at(time, Happening::Timer { member, what: STOP });
+            }
+        }
         if self.plan.partition {
             // Shorter than giving up takes: everything must arrive.
             (0..self.plan.members / 2).for_each(|member| self.cut[member] = true);
@@ -132,10 +166,38 @@ impl Run {
         }
     }
 
+    /// A member that is stopped does nothing until it continues.
+    fn handle_unless_stopped(&mut self, happening: Happening<Packet>) {
+        let now = self.network.now;
+        match happening {
+            Happening::Timer { member, what: STOP } => {
+                let span = self.network.random.below(LONGEST_STOP * self.plan.latency_ns);
+                if self.members[member].missed.is_none() {
+                    self.members[member].missed = Some(VecDeque::new());
+                    self.checker.stopped(member, now, now + span);
+                    self.network.at(now + span, Happening::Timer { member, what: CONTINUE });
+                }
+            }
+            Happening::Timer { member, what: CONTINUE } => {
+                for happening in self.members[member].missed.take().into_iter().flatten() {
+                    self.network.at(now, happening);
+                }
+            }
+            Happening::Packet { to: member, .. }
+            | Happening::Timer { member, .. }
+            | Happening::Notice { member, .. } => match &mut self.members[member].missed {
+                Some(missed) => missed.push_back(happening),
+                None => self.handle(happening),
+            },
+            Happening::Death(_) | Happening::Cut | Happening::Healed => self.handle(happening),
+        }
+    }
+
     fn handle(&mut self, happening: Happening<Packet>) {
         match happening {
             Happening::Packet { from, to, packet } if self.members[to].alive => {
-                self.receive(from, to, packet)
+                self.receive(from, to, packet);
+                self.complete_send(from, to);
             }
             Happening::Timer { member, what: POLL } if self.members[member].alive => self.poll(member),
             Happening::Timer { member, what: FLUSH } if self.members[member].alive => {
@@ -154,15 +216,33 @@ impl Run {
                 let state = &mut self.members[member];
                 state.channel.drop_peer(MemberId::new(dead));
                 state.gone[dead] = true;
-                if state.current.is_some_and(|current| current.to == dead) {
-                    state.current = None;
-                }
+                state.current[dead] = None;
+                state.posted[dead] = 0;
                 self.poll(member);
             }
             Happening::Cut => self.network.cut = Some(self.cut.clone()),
             Happening::Healed => self.network.cut = None,
             Happening::Packet { .. } | Happening::Timer { .. } | Happening::Notice { .. } => {}
         }
+    }
+
+    /// A packet has left the send queue of `from`. It may have been full.
+    fn complete_send(&mut self, from: usize, to: usize) {
+        let posted = &mut self.members[from].posted[to];
+        *posted = posted.saturating_sub(1);
+        if *posted + 1 == SEND_QUEUE {
+            let now = self.network.now;
+            self.network.at(now, Happening::Timer { member: from, what: POLL });
+        }
+    }
+
+    fn has_room(&self, from: usize, to: usize) -> bool {
+        !self.has_short_queues() || self.members[from].posted[to] < SEND_QUEUE
+    }
+
+    /// A datagram leaves its send queue whether it arrives or not.
+    fn has_short_queues(&self) -> bool {
+        self.plan.restless && self.is_lossless
     }
 
     fn receive(&mut self, from: usize, to: usize, (header, contents): Packet) {
@@ -172,7 +252,7 @@ impl Run {
             return;
         }
         let len = body_len(&header, &contents);
-        match member.channel.on_packet(&header, len, len, now) {
+        match member.channel.on_packet(&header, len, now) {
             Ok(Received::Data(Verdict::Accepted { entry, offset, .. })) => {
                 self.accept(from, to, entry.number, offset, contents);
                 self.accept_held(from, to);
@@ -182,6 +262,9 @@ impl Run {
                     self.network.at(time, Happening::Timer { member: to, what: FLUSH });
                 }
                 self.schedule_receive(to);
+            }
+            Ok(Received::Data(Verdict::Refused)) if self.is_lossless && !self.plan.blind_retry => {
+                self.failures.push(format!("{now} ns: member {to} refuses {from}, which has credit"));
             }
             Ok(Received::Data(Verdict::Held { entry })) => {
                 member.held.insert(entry.number, contents);
@@ -244,9 +327,12 @@ impl Run {
     /// One poll of a member: resends, new parts, answers.
     fn poll(&mut self, member: usize) {
         let now = self.network.now;
-        let before = self.members[member].channel.sender.next_deadline();
         self.members[member].channel.sender.expire(now);
-        while let Some(outgoing) = self.members[member].channel.sender.next_outgoing() {
+        let is_short = self.has_short_queues();
+        loop {
+            let Member { channel, posted, .. } = &mut self.members[member];
+            let has_room = |to: MemberId| !is_short || posted[to.index()] < SEND_QUEUE;
+            let Some(outgoing) = channel.sender.next_outgoing_where(has_room) else { break };
             self.transmit_data(member, &outgoing);
         }
         self.send_new(member);
@@ -255,35 +341,54 @@ impl Run {
             self.failures.push(format!("{now} ns: member {member} gave up on {peer}"));
         }
         let state = &mut self.members[member];
-        let oldest = state.channel.sender.buffer().tail_number();
-        state.sent.retain(|entry, _| *entry >= oldest);
+        let sender = &state.channel.sender;
+        state.sent.retain(|entry, _| sender.is_in_use(*entry));
         if let Some(deadline) = state.channel.sender.next_deadline()
-            && before.is_none_or(|before| deadline < before || before <= now)
+            && (deadline < state.timer || state.timer <= now)
         {
+            state.timer = deadline;
             self.network.at(deadline, Happening::Timer { member, what: POLL });
         }
     }
 
     /// Sends answers that are due; when `idle`, also acknowledgements that waited for more packets.
     fn answer(&mut self, member: usize, idle: bool) {
+        if idle {
+            self.members[member].channel.receiver.return_credit();
+        }
+        let mut waiting = Vec::new();
         while let Some(answer) = self.members[member].channel.receiver.next_answer(idle) {
+            if !self.has_room(member, answer.to.index()) {
+                waiting.push(answer);
+                continue;
+            }
             let header = self.members[member].channel.answer_header(&answer);
             self.transmit(member, answer.to.index(), (header, Vec::new()));
         }
+        // The end of a packet on its way makes the member try again.
+        for answer in waiting {
+            self.members[member].channel.receiver.put_back(&answer);
+        }
     }
 
+    /// Sends what there is room for: to each other member one message at a time.
     fn send_new(&mut self, member: usize) {
-        loop {
-            if self.members[member].current.is_none() {
-                self.members[member].current = self.next_message(member);
-            }
-            let Some(sending) = self.members[member].current else { return };
+        for to in 0..self.plan.members {
+            self.go_on(member, to);
+        }
+        while let Some(to) = self.next_message(member) {
+            self.go_on(member, to);
+        }
+    }
+
+    fn go_on(&mut self, member: usize, to: usize) {
+        while let Some(sending) = self.members[member].current[to] {
             match self.send_combined(member, &sending).or_else(|refusal| match refusal {
                 None => self.send_part(member, &sending),
                 Some(refusal) => Err(refusal),
             }) {
                 Ok(()) => {}
-                Err(SendRefusal::PeerGone) => self.members[member].current = None,
+                Err(SendRefusal::PeerGone) => self.members[member].current[to] = None,
                 Err(_) => return,
             }
         }
@@ -301,7 +406,7 @@ impl Run {
         if let Some(place) = &place {
             let content = Content { number: sending.number, offset: 0, len: sending.len };
             state.sent.entry(place.entry).or_default().push(content);
-            state.current = None;
+            state.current[sending.to] = None;
         }
         if place.is_none_or(|place| place.close)
             && let Some(outgoing) = state.channel.sender.close_packet(to, now)
@@ -319,7 +424,7 @@ impl Run {
         let content = Content { number: sending.number, offset: part.offset, len: part.len };
         state.sent.insert(outgoing.entry, vec![content]);
         let end = part.offset + part.len;
-        state.current = (end < sending.len).then_some(Sending { offset: end, ..*sending });
+        state.current[sending.to] = (end < sending.len).then_some(Sending { offset: end, ..*sending });
         if transmit {
             self.transmit_data(member, &outgoing);
         }
@@ -327,6 +432,10 @@ impl Run {
     }
 
     fn transmit_data(&mut self, member: usize, outgoing: &Outgoing) {
+        if !self.has_room(member, outgoing.to.index()) {
+            self.members[member].channel.sender.put_back(outgoing);
+            return;
+        }
         let state = &mut self.members[member];
         let contents = state.sent.get(&outgoing.entry).cloned().unwrap_or_default();
         let header = state.channel.data_header(outgoing);
@@ -336,35 +445,49 @@ impl Run {
         self.transmit(member, outgoing.to.index(), (header, contents));
     }
 
-    fn next_message(&mut self, member: usize) -> Option<Sending> {
+    /// Starts a message to a random member, if that is not waiting for room already. Returns the member.
+    fn next_message(&mut self, member: usize) -> Option<usize> {
         if self.members[member].left == 0 {
             return None;
         }
-        self.members[member].left -= 1;
         let other = self.network.random.below(self.plan.members as u64 - 1) as usize;
-        let to = if other >= member { other + 1 } else { other };
+        let mut to = if other >= member { other + 1 } else { other };
+        // It goes on with others while one does not take its messages.
+        let state = &self.members[member];
+        let is_busy = |to: usize| to == member || (state.current[to].is_some() && !state.gone[to]);
+        to = (0..self.plan.members).map(|step| (to + step) % self.plan.members).find(|to| !is_busy(*to))?;
+        let is_gone = state.gone[to];
+        self.members[member].left -= 1;
         let len = match self.network.random.below(4) {
             0 => 1 + self.network.random.below(10_000) as u32,
             _ => 64,
         };
-        if self.members[member].gone[to] {
+        if is_gone {
             return self.next_message(member);
         }
         let number = self.checker.sent(self.network.now, member, to, len);
-        Some(Sending { to, number, len, offset: 0 })
+        self.members[member].current[to] = Some(Sending { to, number, len, offset: 0 });
+        Some(to)
     }
 
     fn transmit(&mut self, from: usize, to: usize, packet: Packet) {
         *self.packets.entry(packet.0.kind.name()).or_default() += 1;
+        self.members[from].posted[to] += 1;
         self.network.send(from, to, packet);
     }
 
     fn finish(mut self) -> Outcome {
         let alive: Vec<bool> = self.members.iter().map(|member| member.alive).collect();
+        if self.is_lossless && self.plan.restless {
+            self.checker.check_waits(LONGEST_WAIT * self.plan.latency_ns);
+        }
         self.checker.finish(|member| !alive[member]);
         self.failures.append(&mut self.checker.failures);
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| member.alive) {
-            if !member.channel.sender.is_idle() || member.current.is_some() || member.left > 0 {
+            if !member.channel.sender.is_idle()
+                || member.current.iter().any(Option::is_some)
+                || member.left > 0
+            {
                 self.failures.push(format!("member {index} never ends"));
             }
         }

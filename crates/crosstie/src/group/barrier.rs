@@ -2,7 +2,7 @@
 
 use core::pin::Pin;
 use core::task::{Context, Poll};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crosstie_protocol::group::{BarrierError, BarrierOutcome, MemberId, MemberSet, Object, Status};
@@ -260,7 +260,7 @@ impl Drop for BarrierWait {
         if self.ended {
             return;
         }
-        let mut engine: MutexGuard<'_, Engine> = self.barrier.shared.engine();
+        let mut engine = self.barrier.shared.engine();
         let id = self.barrier.id;
         let mut is_known = self.done.is_some();
         if !is_known {

@@ -1,8 +1,8 @@
 //! The engine's part of a channel: send buffer, receive buffer, and messages that wait for the application.
 //!
 //! ```text
-//!   send buffer (registered)     | header, body | header, body | ...     freed by acknowledgements
-//!   receive buffer (private)     | body | body | ...                     freed when the application has taken the message
+//!   send buffer (registered)     | header, body | header, body | ...     places of each destination, freed by acknowledgements
+//!   receive buffer (private)     | body | body | ...                     places of each sender, freed when the application has taken the message
 //!   ready                        messages in the order in which they became complete; one entry for all messages of a packet
 //! ```
 //!
@@ -24,7 +24,7 @@ use super::tagged::TaggedState;
 use super::wires::Wires;
 use crate::device::{Data, Mr, OutOfRegion, PostError, Posted};
 
-/// The longest packet that is copied into the send queue.
+/// The longest packet that may be copied into the send queue.
 const INLINE: usize = 256;
 
 /// The bytes of a message, or of the messages of a combined packet that nobody has taken.
@@ -62,12 +62,17 @@ pub(super) struct ChannelState {
     pub(super) send_memory: Mr,
     pub(super) receive_memory: Box<[u8]>,
     pub(super) ready: VecDeque<Ready>,
+    /// Tagged messages of each sender for which there is no room among those that wait for a receive, and how many packets these are.
+    pub(super) blocked: Box<[VecDeque<Ready>]>,
+    pub(super) blocked_packets: usize,
     joining: Box<[Vec<u8>]>,
-    /// Bytes of joined messages that nobody has taken.
-    joined: usize,
+    /// Bytes of joined messages of each member that nobody has taken. With more than `joined_max` bytes a member is refused.
+    joined: Box<[usize]>,
+    joined_max: usize,
     /// The thread or future that is sending a message of several packets to this member.
     pub(super) long_send: Box<[Option<u64>]>,
-    pub(super) wakers: Vec<Waker>,
+    /// Futures that wait for a message: one waker for each.
+    pub(super) wakers: Vec<(u64, Waker)>,
     pub(super) delivered: u64,
     pub(super) changed: bool,
     /// Set if the channel carries tagged messages.
@@ -88,10 +93,13 @@ impl ChannelState {
             options: *options,
             is_lossy: options.min_resend_after < options.resend_after,
             send_memory,
-            receive_memory: vec![0; options.receive_buffer as usize].into_boxed_slice(),
-            ready: VecDeque::with_capacity(options.receive_table as usize),
+            receive_memory: vec![0; options.receive_bytes(members)].into_boxed_slice(),
+            ready: VecDeque::with_capacity(options.receive_bytes(members) / options.mtu as usize),
+            blocked: (0..members).map(|_| VecDeque::new()).collect(),
+            blocked_packets: 0,
             joining: (0..members).map(|_| Vec::new()).collect(),
-            joined: 0,
+            joined: vec![0; members].into_boxed_slice(),
+            joined_max: options.max_message as usize / (members - 1).max(1),
             long_send: vec![None; members].into_boxed_slice(),
             wakers: Vec::new(),
             delivered: 0,
@@ -110,10 +118,7 @@ impl ChannelState {
         len: usize,
         now: u64,
     ) -> Result<(), Violation> {
-        // Joined messages that nobody takes count as a full buffer.
-        let is_full = self.joined > self.options.max_message as usize;
-        let space = if is_full { u32::MAX } else { (len as u32).max(1) };
-        let Received::Data(verdict) = self.protocol.on_packet(header, len as u32, space, now)? else {
+        let Received::Data(verdict) = self.protocol.on_packet(header, len as u32, now)? else {
             self.changed = true;
             return Ok(());
         };
@@ -125,6 +130,10 @@ impl ChannelState {
                     self.complete_packet(from, header.flags, entry, len as u32)?;
                 } else {
                     let message = &mut self.joining[from.index()];
+                    if header.flags & flags::FIRST != 0 {
+                        // What is there is of a message that its sender has given up.
+                        message.clear();
+                    }
                     let start = message.len();
                     message.resize(start + len, 0);
                     let read = memory.read(at, &mut message[start..]);
@@ -167,6 +176,9 @@ impl ChannelState {
             return self.complete_packet(from, next.flags, next.entry, next.len);
         }
         let bytes = ring_bytes(&self.receive_memory, next.entry.offset, next.len);
+        if next.flags & flags::FIRST != 0 {
+            self.joining[from.index()].clear();
+        }
         self.joining[from.index()].extend_from_slice(bytes);
         self.protocol.receiver.release(next.entry.number);
         self.complete_joined(from, next.flags);
@@ -197,7 +209,11 @@ impl ChannelState {
     fn complete_joined(&mut self, from: MemberId, flags: u8) {
         if flags & flags::LAST != 0 {
             let message = core::mem::take(&mut self.joining[from.index()]);
-            self.joined += message.len();
+            let joined = &mut self.joined[from.index()];
+            *joined += message.len();
+            if *joined > self.joined_max {
+                self.protocol.receiver.set_full(from, true);
+            }
             self.complete(from, flags, Body::Joined(message));
         }
     }
@@ -211,7 +227,17 @@ impl ChannelState {
     /// The application has taken the next message: its place is free.
     #[inline]
     pub(super) fn release_front(&mut self) {
-        let Some(ready) = self.ready.front_mut() else { return };
+        self.release_front_of(None);
+    }
+
+    /// As [`ChannelState::release_front`], of the queue of all senders or of those messages of one that are blocked.
+    #[inline]
+    pub(super) fn release_front_of(&mut self, blocked: Option<MemberId>) {
+        let queue = match blocked {
+            None => &mut self.ready,
+            Some(from) => &mut self.blocked[from.index()],
+        };
+        let Some(ready) = queue.front_mut() else { return };
         self.delivered += 1;
         match &mut ready.body {
             Body::Ring { entry, offset, len } => {
@@ -227,9 +253,42 @@ impl ChannelState {
                 }
                 self.protocol.receiver.release(*entry);
             }
-            Body::Joined(bytes) => self.joined -= bytes.len(),
+            Body::Joined(bytes) => {
+                let joined = &mut self.joined[ready.from.index()];
+                let was_full = *joined > self.joined_max;
+                *joined -= bytes.len();
+                if was_full && *joined <= self.joined_max {
+                    self.protocol.receiver.set_full(ready.from, false);
+                }
+            }
         }
-        self.ready.pop_front();
+        queue.pop_front();
+        self.blocked_packets -= usize::from(blocked.is_some());
+    }
+
+    /// Moves the next packet to those of its sender that are blocked, so that other senders need not wait for it. Calls `each` with the flags and
+    /// the bytes of each of its messages.
+    #[cold]
+    pub(super) fn block_front(&mut self, mut each: impl FnMut(&mut TaggedState, MemberId, u8, &[u8])) {
+        let Some(ready) = self.ready.pop_front() else { return };
+        if let Some(tagged) = &mut self.tagged {
+            match &ready.body {
+                Body::Ring { offset, len, .. } => {
+                    let mut bytes = ring_bytes(&self.receive_memory, *offset, *len);
+                    if ready.flags & flags::COMBINED == 0 {
+                        each(tagged, ready.from, ready.flags, bytes);
+                    } else {
+                        while let Some((message_flags, message)) = first_combined(bytes) {
+                            each(tagged, ready.from, message_flags, message);
+                            bytes = &bytes[COMBINED_PREFIX + message.len()..];
+                        }
+                    }
+                }
+                Body::Joined(bytes) => each(tagged, ready.from, ready.flags, bytes),
+            }
+        }
+        self.blocked_packets += 1;
+        self.blocked[ready.from.index()].push_back(ready);
     }
 
     pub(super) fn drop_peer(&mut self, member: MemberId, nobody_left: bool) {
@@ -241,8 +300,12 @@ impl ChannelState {
         self.changed = true;
     }
 
-    pub(super) fn wake(&mut self) {
-        self.wakers.drain(..).for_each(Waker::wake);
+    /// Remembers whom to wake when a message has come.
+    pub(super) fn register(&mut self, future: u64, waker: &Waker) {
+        match self.wakers.iter_mut().find(|(registered, _)| *registered == future) {
+            Some((_, registered)) => registered.clone_from(waker),
+            None => self.wakers.push((future, waker.clone())),
+        }
     }
 
     /// Packets of a kind that this channel has sent.
@@ -370,7 +433,7 @@ impl Engine {
         if !self.has_room(to) {
             self.poll_sends();
             if !self.has_room(to) {
-                return Err(SendRefusal::BufferFull);
+                return Err(SendRefusal::WindowFull);
             }
         }
         if self.send_combined(id, to, parts, offset)? {
@@ -381,7 +444,7 @@ impl Engine {
             // The timer starts: from an old reading of the clock it would end too early.
             self.read_clock();
         }
-        let now = self.now();
+        let (now, max_inline) = (self.now(), self.max_inline(to));
         let Some(channel) = &mut self.channels[usize::from(id)] else { return Err(SendRefusal::PeerGone) };
         let part = part_at(parts.len() as u32, offset as u32, channel.options.mtu);
         let len = part.len as usize;
@@ -406,7 +469,13 @@ impl Engine {
             let kept = copied.and_then(|()| channel.send_memory.write(at, packet_bytes));
             match kept {
                 Err(_) => Err(PostError::Invalid("outside of the send buffer")),
-                Ok(()) if transmit => self.post_inline_or_staged(to, &bytes[..HEADER_SIZE + len]),
+                Ok(()) if transmit && HEADER_SIZE + len <= max_inline => {
+                    self.post_bytes(to, Data::Inline(&bytes[..HEADER_SIZE + len])).map(drop)
+                }
+                Ok(()) if transmit => {
+                    let header = channel.protocol.data_header(&packet).encode();
+                    self.post_from_buffer(id, &packet, &header)
+                }
                 Ok(()) => Ok(()),
             }
         } else {
@@ -419,11 +488,28 @@ impl Engine {
                 Ok(()) => Ok(()),
             }
         };
-        if posted.is_err() {
-            // The resend timer repairs it.
-            self.counters.unsent += 1;
+        if posted.is_err() && transmit {
+            self.put_back(id, &packet);
         }
         Ok(offset + len)
+    }
+
+    /// The device did not take this packet: a later pass posts it.
+    #[cold]
+    pub(super) fn put_back(&mut self, id: u16, packet: &Outgoing) {
+        self.counters.unsent += 1;
+        if let Some(channel) = &mut self.channels[usize::from(id)] {
+            channel.protocol.sender.put_back(packet);
+        }
+    }
+
+    #[inline]
+    fn max_inline(&self, to: MemberId) -> usize {
+        match (&self.datagrams, &self.wires.links[to.index()]) {
+            (Some(port), _) => port.max_inline,
+            (None, Some(link)) => link.max_inline,
+            (None, None) => 0,
+        }
     }
 
     /// Whether a packet to this member can be posted. Polls for completions of earlier ones when few are left.
@@ -448,12 +534,7 @@ impl Engine {
 
     #[inline]
     fn post_inline_or_staged(&mut self, to: MemberId, bytes: &[u8]) -> Result<(), PostError> {
-        let max_inline = match (&self.datagrams, &self.wires.links[to.index()]) {
-            (Some(port), _) => port.max_inline,
-            (None, Some(link)) => link.max_inline,
-            (None, None) => return Err(PostError::Invalid("the member is dead")),
-        };
-        if bytes.len() <= max_inline {
+        if bytes.len() <= self.max_inline(to) {
             return self.post_bytes(to, Data::Inline(bytes)).map(drop);
         }
         let slot = self.wires.staging.take().ok_or(PostError::Full)?;
@@ -544,7 +625,7 @@ impl Engine {
             let Some(channel) = &mut self.channels[usize::from(id)] else { continue };
             if channel.changed {
                 channel.changed = false;
-                channel.wake();
+                self.wires.results.to_wake.extend(channel.wakers.drain(..).map(|(_, waker)| waker));
                 self.wires.results.changed = true;
             }
         }
@@ -560,14 +641,16 @@ impl Engine {
         loop {
             let Some(channel) = &mut self.channels[usize::from(id)] else { return };
             channel.protocol.sender.expire(now);
-            let has_room = match &self.datagrams {
-                Some(port) => port.queue.room() > 1,
-                None => self.wires.links.iter().flatten().all(super::link::Link::has_room_for_data),
-            };
-            if !has_room || !self.wires.staging.has_free() {
+            if !self.wires.staging.has_free() {
                 return;
             }
-            let Some(packet) = channel.protocol.sender.next_outgoing() else { return };
+            let (port, links) = (&self.datagrams, &self.wires.links);
+            let has_room = |to: MemberId| match (port, &links[to.index()]) {
+                (Some(port), _) => port.queue.room() > 1,
+                (None, Some(link)) => link.has_room_for_data(),
+                (None, None) => true,
+            };
+            let Some(packet) = channel.protocol.sender.next_outgoing_where(has_room) else { return };
             let posted = if packet.is_first {
                 let header = channel.protocol.data_header(&packet).encode();
                 self.post_from_buffer(id, &packet, &header)
@@ -575,8 +658,17 @@ impl Engine {
                 self.post_again(id, &packet)
             };
             if posted.is_err() {
-                self.counters.unsent += 1;
+                self.put_back(id, &packet);
                 return;
+            }
+        }
+    }
+
+    /// Tells senders about all room that there is. Before a thread parks, and while no packet comes.
+    pub(super) fn return_credit(&mut self) {
+        for id in &self.open {
+            if let Some(channel) = &mut self.channels[usize::from(*id)] {
+                channel.protocol.receiver.return_credit();
             }
         }
     }

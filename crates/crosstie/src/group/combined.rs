@@ -48,8 +48,7 @@ impl Engine {
         if let Some(packet) = channel.protocol.sender.close_packet(to, now) {
             let header = channel.protocol.data_header(&packet).encode();
             if self.post_from_buffer(id, &packet, &header).is_err() {
-                // The resend timer repairs it.
-                self.counters.unsent += 1;
+                self.put_back(id, &packet);
             }
         }
     }

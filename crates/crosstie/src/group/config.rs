@@ -39,6 +39,8 @@ pub(super) mod limits {
     pub(in crate::group) const PUT_SLOTS: usize = 256;
     /// How often PULLs in flight are looked after while a thread has nothing else to do.
     pub(in crate::group) const PULL_INTERVAL: u64 = 50_000;
+    /// Places for packets of each other member in the buffers of a channel, at least, unless its options say otherwise.
+    pub(in crate::group) const PACKETS_PER_PEER: usize = 8;
     /// How often silent peers are probed.
     pub(in crate::group) const PROBE_INTERVAL: u64 = 250_000_000;
 }
@@ -187,6 +189,8 @@ impl GroupConfig {
     }
 
     /// For measurements and tests: drops this share of all received message packets (0 to 1), chosen from a seed.
+    /// Over RC, all members need it: only then do their channels send again what is not acknowledged
+    /// ([`Group::channel_options`](super::Group::channel_options)).
     #[must_use]
     pub fn receive_loss(mut self, share: f64, seed: u64) -> Self {
         self.receive_loss = Some((share, seed));

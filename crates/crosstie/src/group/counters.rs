@@ -33,7 +33,7 @@ pub struct Counters {
     pub discarded: u64,
     /// Message packets that came behind a missing one and were kept.
     pub held: u64,
-    /// Packets that the device did not accept. The resend timer repairs them.
+    /// Packets that the device did not accept. They are posted again.
     pub unsent: u64,
     /// Message packets refused for lack of room.
     pub refused: u64,

@@ -10,7 +10,9 @@
 //!   group's thread             looks every TICK whether the application uses the engine; if not, serves and parks at the queue
 //! ```
 
+use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use core::task::Waker;
 use core::time::Duration;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
@@ -63,6 +65,57 @@ pub(super) struct Shared {
     thread: Mutex<Option<std::thread::Thread>>,
 }
 
+/// The engine, while one thread has it. When the thread gives it back, futures and threads are woken for which something has ended: not before, since
+/// a waker may poll its future at once, and the future needs the engine.
+#[derive(Debug)]
+pub(super) struct EngineGuard<'s> {
+    /// `None` only while it is dropped, and while its thread waits for the end of something.
+    engine: Option<MutexGuard<'s, Engine>>,
+    shared: &'s Shared,
+}
+
+impl Deref for EngineGuard<'_> {
+    type Target = Engine;
+
+    #[inline]
+    fn deref(&self) -> &Engine {
+        match &self.engine {
+            Some(engine) => engine,
+            None => unreachable!("the engine was given back"),
+        }
+    }
+}
+
+impl DerefMut for EngineGuard<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Engine {
+        match &mut self.engine {
+            Some(engine) => engine,
+            None => unreachable!("the engine was given back"),
+        }
+    }
+}
+
+impl Drop for EngineGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(mut engine) = self.engine.take() else { return };
+        let results = &mut engine.wires.results;
+        let has_ended = core::mem::take(&mut results.changed);
+        let to_wake = match results.to_wake.is_empty() {
+            true => Vec::new(),
+            false => core::mem::take(&mut results.to_wake),
+        };
+        drop(engine);
+        if !to_wake.is_empty() {
+            self.shared.wake_futures(to_wake);
+        }
+        if has_ended {
+            self.shared.notify();
+        }
+    }
+}
+
 impl Shared {
     pub(super) fn new(engine: Engine, strategy: WaitStrategy) -> Shared {
         Shared {
@@ -85,19 +138,24 @@ impl Shared {
 
     /// Takes the engine for a call of the application.
     #[inline]
-    pub(super) fn engine(&self) -> MutexGuard<'_, Engine> {
+    pub(super) fn engine(&self) -> EngineGuard<'_> {
         self.uses.store(self.uses.load(Relaxed).wrapping_add(1), Relaxed);
         self.lock()
     }
 
     /// Takes the engine without counting as a use of it.
     #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, Engine> {
-        match self.engine.try_lock() {
+    pub(super) fn lock(&self) -> EngineGuard<'_> {
+        self.guard(match self.engine.try_lock() {
             Ok(engine) => engine,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => self.lock_contended(),
-        }
+        })
+    }
+
+    #[inline]
+    fn guard<'s>(&'s self, engine: MutexGuard<'s, Engine>) -> EngineGuard<'s> {
+        EngineGuard { engine: Some(engine), shared: self }
     }
 
     #[cold]
@@ -109,12 +167,20 @@ impl Shared {
         engine
     }
 
-    /// Gives the engine back, and wakes threads for which something has ended.
+    /// Gives the engine back, and wakes those for whom something has ended.
     #[inline]
-    pub(super) fn release(&self, mut engine: MutexGuard<'_, Engine>) {
-        if core::mem::take(&mut engine.wires.results.changed) {
-            drop(engine);
-            self.notify();
+    pub(super) fn release(&self, engine: EngineGuard<'_>) {
+        drop(engine);
+    }
+
+    #[cold]
+    fn wake_futures(&self, mut wakers: Vec<Waker>) {
+        wakers.drain(..).for_each(Waker::wake);
+        // Its memory is used again.
+        if let Ok(mut engine) = self.engine.try_lock()
+            && engine.wires.results.to_wake.capacity() == 0
+        {
+            engine.wires.results.to_wake = wakers;
         }
     }
 
@@ -132,7 +198,7 @@ impl Shared {
     #[inline]
     pub(super) fn wait<'s, T>(
         &'s self,
-        mut engine: MutexGuard<'s, Engine>,
+        mut engine: EngineGuard<'s>,
         deadline: Option<Instant>,
         mut check: impl FnMut(&mut Engine) -> Option<T>,
     ) -> Result<T, GroupError> {
@@ -154,7 +220,7 @@ impl Shared {
 
     fn wait_long<'s, T>(
         &'s self,
-        mut engine: MutexGuard<'s, Engine>,
+        mut engine: EngineGuard<'s>,
         deadline: Option<Instant>,
         mut check: impl FnMut(&mut Engine) -> Option<T>,
     ) -> Result<T, GroupError> {
@@ -209,10 +275,10 @@ impl Shared {
     /// Parks until a packet comes, something has ended, or the time is over.
     fn park<'s>(
         &'s self,
-        mut engine: MutexGuard<'s, Engine>,
+        mut engine: EngineGuard<'s>,
         limit: Duration,
         check: &mut dyn FnMut(&mut Engine) -> bool,
-    ) -> MutexGuard<'s, Engine> {
+    ) -> EngineGuard<'s> {
         if check(&mut engine) {
             return engine;
         }
@@ -225,7 +291,14 @@ impl Shared {
                 self.wake.wake();
             }
             let limit = limit.min(if by_thread { RIGHT_WAIT } else { OTHER_DRIVER_WAIT });
-            let (engine, _) = self.ended.wait_timeout(engine, limit).unwrap_or_else(PoisonError::into_inner);
+            if !engine.wires.results.to_wake.is_empty() {
+                drop(engine);
+                engine = self.lock();
+            }
+            if let Some(locked) = engine.engine.take() {
+                let waited = self.ended.wait_timeout(locked, limit);
+                engine.engine = Some(waited.unwrap_or_else(PoisonError::into_inner).0);
+            }
             self.sleepers.fetch_sub(1, Relaxed);
             return engine;
         };
@@ -244,7 +317,10 @@ impl Shared {
     fn park_at_queues(&self, limit: Duration, check: &mut dyn FnMut(&mut Engine) -> bool) {
         let parkers = self.parkers.iter().map(CqParker::parker).chain([&self.wake]);
         park_once(parkers, limit, || match self.engine.try_lock() {
-            Ok(mut engine) => engine.is_ready() || check(&mut engine),
+            Ok(engine) => {
+                let mut engine = self.guard(engine);
+                engine.is_ready() || check(&mut engine)
+            }
             // Somebody has the engine: look again what has become of it.
             Err(_) => true,
         });
@@ -291,9 +367,8 @@ impl Shared {
             if is_used && !self.hand_over.swap(false, Relaxed) {
                 seen = uses;
                 // The application may have stopped after messages that wait for others. If it has the engine, it has not.
-                if let Ok(mut engine) = self.engine.try_lock() {
-                    engine.post_open_packets();
-                    self.release(engine);
+                if let Ok(engine) = self.engine.try_lock() {
+                    self.guard(engine).post_open_packets();
                 }
                 std::thread::park_timeout(TICK);
                 continue;

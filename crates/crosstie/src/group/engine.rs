@@ -8,6 +8,7 @@
 //!                              └─> ChannelState (messages)
 //! ```
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ const BATCH: usize = 32;
 const PASSES_PER_CLOCK_READING: u32 = 32;
 /// Passes without any packet after which delayed acknowledgements are sent.
 const IDLE_PASSES: u32 = 16;
+/// Passes without any packet after which senders are told about every place that is free.
+const CREDIT_PASSES: u32 = 256;
 
 /// One member's engine.
 #[derive(Debug)]
@@ -43,6 +46,8 @@ pub(super) struct Engine {
     pub(super) channels: Box<[Option<Box<ChannelState>>]>,
     /// Numbers of the open channels.
     pub(super) open: Vec<u16>,
+    /// Members whose packets were dropped because this member has not opened their channel yet.
+    pub(super) early: BTreeSet<(u16, MemberId)>,
     pub(super) datagrams: Option<DatagramPort>,
     recv_cq: Cq,
     send_cq: Cq,
@@ -51,6 +56,10 @@ pub(super) struct Engine {
     #[expect(dead_code, reason = "peers write zero bytes to it")]
     target: Mr,
     pub(super) mtu: usize,
+    /// All members are processes of one machine: who is silent is not dead.
+    pub(super) same_machine: bool,
+    /// Message packets may get lost.
+    pub(super) is_lossy: bool,
     /// Small messages may wait for others: the group's thread posts them if no call of the application does.
     pub(super) combines: bool,
     pub(super) members: usize,
@@ -124,6 +133,9 @@ impl Engine {
             },
             channels: (0..MAX_CHANNELS).map(|_| None).collect(),
             open: Vec::new(),
+            early: BTreeSet::new(),
+            same_machine: !config.needs_quorum,
+            is_lossy: datagrams.is_some() || loss.is_some(),
             datagrams,
             recv_cq,
             send_cq,
@@ -252,6 +264,9 @@ impl Engine {
         }
         self.idle_passes = if count == 0 { self.idle_passes.saturating_add(1) } else { 0 };
         if !self.open.is_empty() {
+            if count == 0 && self.idle_passes.is_multiple_of(CREDIT_PASSES) {
+                self.return_credit();
+            }
             self.serve_channels(self.idle_passes >= IDLE_PASSES);
         }
         if self.wires.has_waiting {
@@ -268,6 +283,7 @@ impl Engine {
         let count = self.progress();
         self.check_time(count == 0);
         if count == 0 && !self.open.is_empty() {
+            self.return_credit();
             self.serve_channels(true);
         }
         count
@@ -358,6 +374,7 @@ impl Engine {
                     }
                 }
             }
+            Err(Dropped::ForeignChannel(channel)) => _ = self.early.insert((channel, from)),
             Err(_) => {}
         }
         self.post_receive(from, slot);
@@ -585,10 +602,12 @@ impl Engine {
             // It may be alive and only have been stopped: it is told that it is no member any more before the link closes.
             self.counters.links_closed += u64::from(self.wires.close(member));
             let nobody_left = self.is_alone();
-            for id in &self.open {
-                if let Some(channel) = &mut self.channels[usize::from(*id)] {
+            for index in 0..self.open.len() {
+                let id = self.open[index];
+                if let Some(channel) = &mut self.channels[usize::from(id)] {
                     channel.drop_peer(member, nobody_left);
                 }
+                self.collect_wakers(id);
             }
             if let Some(endpoint) = self.one_sided.as_ref().and_then(|one_sided| one_sided.endpoint(member)) {
                 endpoint.close();

@@ -195,7 +195,8 @@ fn end_waiter(wires: &mut Wires, lock: u32, waiter: u64) {
     slot.queue.retain(|queued| *queued != waiter);
     slot.wakers.retain(|(registered, _)| *registered != waiter);
     if !slot.queue.is_empty() {
-        slot.wake_first();
+        let next = slot.take_first_waker();
+        wires.results.to_wake.extend(next);
         wires.results.changed = true;
     }
 }

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use crosstie_protocol::group::message::{Options, SendRefusal};
 use crosstie_protocol::group::{CONTROL_STREAM, HEADER_SIZE, MemberId, Token, flags};
 
+use super::Group;
 use super::channel::{self, ChannelState, Parts, Source};
-use super::config::limits::MAX_CHANNELS;
+use super::config::limits::{MAX_CHANNELS, PACKETS_PER_PEER};
 use super::driver::Shared;
 use super::engine::Engine;
 use super::error::GroupError;
 use super::lock::LockGuard;
-use super::{Group, Transport};
 use crate::device::Access;
 
 /// Bytes in front of a message that carries a fencing token: lock and token.
@@ -38,8 +38,8 @@ pub struct Channel {
 }
 
 impl Group {
-    /// Opens a channel. Packets for a channel that a member has not opened are dropped there, and sent again later: open channels at
-    /// all members before a barrier, then send.
+    /// Opens a channel. Packets for a channel that a member has not opened are dropped there, and sent again when it has: open channels at
+    /// all members before a barrier, then send. All members use the same options.
     pub fn open_channel(&self, id: u16, options: &Options) -> Result<Channel, GroupError> {
         let mut engine = self.shared.engine();
         let opened = engine.open_channel(id, options);
@@ -48,16 +48,30 @@ impl Group {
         Ok(Channel { shared: self.shared.clone(), id, max_message: options.max_message as usize })
     }
 
-    /// The options that fit the transport of this group: over RC a packet is never lost, so it is sent again only when it was refused,
-    /// or much later.
+    /// The options that fit this group. Over RC no packet is lost, so nothing is sent again but what was refused. Over UD packets are
+    /// sent again when their acknowledgements are late. Between machines a member that stays silent for 10 s although packets were sent again
+    /// counts as unreachable. On one machine silence never means death: a send to a member that does not run waits.
     pub fn channel_options(&self) -> Options {
         let engine = self.shared.engine();
-        let transport = if engine.datagrams.is_some() { Transport::Ud } else { Transport::Rc };
-        let (resend_after, min_resend_after) = match transport {
-            Transport::Rc => (500_000_000, u64::MAX),
-            Transport::Ud => (2_000_000, 50_000),
-        };
-        Options { mtu: engine.mtu as u32, resend_after, min_resend_after, ..Options::default() }
+        let (resend_after, min_resend_after) =
+            if engine.is_lossy { (2_000_000, 50_000) } else { (u64::MAX, u64::MAX) };
+        let defaults = Options { mtu: engine.mtu as u32, ..Options::default() };
+        // Both buffers, for groups of many members.
+        let packets = ((engine.members - 1) * PACKETS_PER_PEER) as u32;
+        let bytes = packets * (defaults.mtu + HEADER_SIZE as u32);
+        Options {
+            send_buffer: defaults.send_buffer.max(bytes),
+            send_table: defaults.send_table.max(packets),
+            receive_buffer: defaults.receive_buffer.max(bytes),
+            receive_table: defaults.receive_table.max(packets),
+            resend_after,
+            min_resend_after,
+            give_up_after: match engine.same_machine || !engine.is_lossy {
+                true => u64::MAX,
+                false => defaults.give_up_after,
+            },
+            ..defaults
+        }
     }
 }
 
@@ -67,13 +81,21 @@ impl Channel {
         self.id
     }
 
-    /// Sends a message. Returns when the message is in the send buffer; waits while the buffer or the window is full.
+    /// Sends a message. Returns when the message is in the send buffer; waits while the member has no room. A member that does not run, or whose
+    /// application does not receive, may keep it waiting for as long as it lives: [`Channel::send_timeout`].
     ///
     /// A small message to a member that is behind may wait in the send buffer for others, until the next call that sends, waits or
     /// receives: see [`ChannelOptions::combine_from`](super::ChannelOptions::combine_from). [`Channel::flush`] waits for none.
     #[inline]
     pub fn send(&self, to: MemberId, bytes: &[u8]) -> Result<(), GroupError> {
-        self.send_parts(to, &Parts { flags: 0, prefix: &[], body: Source::Bytes(bytes) })
+        self.send_parts(to, &Parts { flags: 0, prefix: &[], body: Source::Bytes(bytes) }, None)
+    }
+
+    /// As [`Channel::send`], for at most `timeout`. A message that was not sent by then is not received: if parts of it are on their way, the
+    /// receiver drops them with the next message.
+    pub fn send_timeout(&self, to: MemberId, bytes: &[u8], timeout: Duration) -> Result<(), GroupError> {
+        let deadline = Instant::now().checked_add(timeout);
+        self.send_parts(to, &Parts { flags: 0, prefix: &[], body: Source::Bytes(bytes) }, deadline)
     }
 
     /// As [`Channel::send`], with the token of a lock. The receiver drops the message if it has seen a newer token of this lock.
@@ -92,7 +114,11 @@ impl Channel {
         let mut prefix = [0; FENCE_PREFIX];
         prefix[..4].copy_from_slice(&lock.to_le_bytes());
         prefix[8..].copy_from_slice(&token.to_bytes());
-        self.send_parts(to, &Parts { flags: flags::FENCED, prefix: &prefix, body: Source::Bytes(bytes) })
+        self.send_parts(
+            to,
+            &Parts { flags: flags::FENCED, prefix: &prefix, body: Source::Bytes(bytes) },
+            None,
+        )
     }
 
     /// Sends a message of at most one packet, if there is room now. Returns whether it was sent.
@@ -122,7 +148,12 @@ impl Channel {
     }
 
     #[inline]
-    fn send_parts(&self, to: MemberId, parts: &Parts<'_>) -> Result<(), GroupError> {
+    fn send_parts(
+        &self,
+        to: MemberId,
+        parts: &Parts<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<(), GroupError> {
         if parts.len() > self.max_message {
             return Err(GroupError::MessageTooLong { len: parts.len(), max: self.max_message });
         }
@@ -135,7 +166,7 @@ impl Channel {
             self.shared.release(engine);
             return result;
         }
-        let waited = self.shared.wait(engine, None, |engine| engine.step_send(&mut send, parts));
+        let waited = self.shared.wait(engine, deadline, |engine| engine.step_send(&mut send, parts));
         if waited.is_err() {
             self.shared.engine().end_long_send(&send);
         }
@@ -178,13 +209,23 @@ impl Channel {
 
     /// A future that ends with a message.
     pub fn recv_async(&self) -> RecvFuture<'_> {
-        RecvFuture { channel: self }
+        RecvFuture { channel: self, id: None }
     }
 
-    /// Waits until every message was acknowledged by its receiver.
+    /// Waits until every message was acknowledged by its receiver. As a send, it may wait for a member that does not run:
+    /// [`Channel::flush_timeout`].
     pub fn flush(&self) -> Result<(), GroupError> {
+        self.flush_until(None)
+    }
+
+    /// As [`Channel::flush`], for at most `timeout`.
+    pub fn flush_timeout(&self, timeout: Duration) -> Result<(), GroupError> {
+        self.flush_until(Instant::now().checked_add(timeout))
+    }
+
+    fn flush_until(&self, deadline: Option<Instant>) -> Result<(), GroupError> {
         let (engine, id) = (self.shared.engine(), usize::from(self.id));
-        self.shared.wait(engine, None, |engine| {
+        self.shared.wait(engine, deadline, |engine| {
             let channel = engine.channels[id].as_ref();
             channel.is_none_or(|channel| channel.protocol.sender.is_idle()).then_some(())
         })
@@ -223,13 +264,18 @@ impl Engine {
         options.check()?;
         let options = Options {
             mtu: options.mtu.min(self.mtu as u32),
-            send_buffer: options.send_buffer.max(2 * (options.mtu + HEADER_SIZE as u32)),
             give_up_after: if self.silence_is_death { options.give_up_after } else { u64::MAX },
             ..*options
         };
         let device = |error: crate::device::DeviceError| GroupError::Device(error.to_string());
-        let memory = self.pd.allocate(options.send_buffer as usize, Access::LOCAL_WRITE).map_err(device)?;
-        let channel = ChannelState::new(self.wires.id, id, self.me(), self.members, &options, memory)?;
+        let bytes = options.send_bytes(self.members);
+        let memory = self.pd.allocate(bytes, Access::LOCAL_WRITE).map_err(device)?;
+        let mut channel = ChannelState::new(self.wires.id, id, self.me(), self.members, &options, memory)?;
+        let is_early = |(channel, _): &(u16, MemberId)| *channel == id;
+        for (_, from) in self.early.iter().filter(|early| is_early(early)) {
+            channel.protocol.receiver.ask_again(*from);
+        }
+        self.early.retain(|early| !is_early(early));
         self.channels[usize::from(id)] = Some(Box::new(channel));
         self.open.push(id);
         for dead in self.machine.dead().iter() {
@@ -339,12 +385,24 @@ impl Engine {
 #[must_use = "futures do nothing unless they are polled"]
 pub struct RecvFuture<'c> {
     channel: &'c Channel,
+    /// Names the waker that is registered.
+    id: Option<u64>,
+}
+
+impl Drop for RecvFuture<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id
+            && let Some(channel) = &mut self.channel.shared.lock().channels[usize::from(self.channel.id)]
+        {
+            channel.wakers.retain(|(registered, _)| *registered != id);
+        }
+    }
 }
 
 impl Future for RecvFuture<'_> {
     type Output = Result<Message, GroupError>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut bytes = Vec::new();
         match self.channel.try_recv(&mut bytes) {
             Ok(Some(from)) => return Poll::Ready(Ok(Message { from, bytes })),
@@ -353,10 +411,11 @@ impl Future for RecvFuture<'_> {
         }
         let mut engine = self.channel.shared.engine();
         let from = engine.take_message(self.channel.id, &mut bytes);
-        if from.is_none()
-            && let Some(channel) = &mut engine.channels[usize::from(self.channel.id)]
-        {
-            channel.wakers.push(context.waker().clone());
+        if from.is_none() {
+            let id = *self.id.get_or_insert_with(|| engine.next_waiter());
+            if let Some(channel) = &mut engine.channels[usize::from(self.channel.id)] {
+                channel.register(id, context.waker());
+            }
         }
         self.channel.shared.release(engine);
         match from {

@@ -97,6 +97,8 @@ pub(super) struct Results {
     pub(super) ended: Option<GroupError>,
     /// Something has ended that a parked thread may wait for.
     pub(super) changed: bool,
+    /// Futures to wake when the engine was given back.
+    pub(super) to_wake: Vec<Waker>,
 }
 
 /// Links, and who waits.
@@ -228,7 +230,7 @@ impl Output for Wires {
             Event::BarrierJoined { barrier, .. } | Event::BarrierLeft { barrier } => {
                 if let Some(slot) = results.barriers.get_mut(barrier as usize) {
                     slot.changed = true;
-                    wake(&mut slot.waker);
+                    results.to_wake.extend(slot.waker.take());
                 }
             }
             Event::MemberDied(member) => results.deaths.push(member),
@@ -252,31 +254,31 @@ impl Results {
             deaths: Vec::new(),
             ended: None,
             changed: false,
+            to_wake: Vec::new(),
         }
     }
 
     fn end_lock(&mut self, lock: u32, result: LockResult) {
         if let Some(slot) = self.locks.get_mut(lock as usize) {
             slot.result = Some(result);
-            slot.wake_first();
+            self.to_wake.extend(slot.take_first_waker());
         }
     }
 
     fn end_barrier(&mut self, barrier: u32, result: BarrierResult) {
         if let Some(slot) = self.barriers.get_mut(barrier as usize) {
             slot.result = Some(result);
-            wake(&mut slot.waker);
+            self.to_wake.extend(slot.waker.take());
         }
     }
 }
 
 impl LockSlot {
-    /// Wakes the future whose turn it is.
-    pub(super) fn wake_first(&mut self) {
+    /// The waker of the future whose turn it is.
+    pub(super) fn take_first_waker(&mut self) -> Option<Waker> {
         let first = self.queue.front().copied();
-        if let Some(index) = self.wakers.iter().position(|(id, _)| Some(*id) == first) {
-            self.wakers.swap_remove(index).1.wake();
-        }
+        let index = self.wakers.iter().position(|(id, _)| Some(*id) == first)?;
+        Some(self.wakers.swap_remove(index).1)
     }
 
     /// Remembers whom to wake.
@@ -285,11 +287,5 @@ impl LockSlot {
             Some((_, registered)) => registered.clone_from(waker),
             None => self.wakers.push((id, waker.clone())),
         }
-    }
-}
-
-fn wake(waker: &mut Option<Waker>) {
-    if let Some(waker) = waker.take() {
-        waker.wake();
     }
 }

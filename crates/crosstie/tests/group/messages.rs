@@ -1,4 +1,8 @@
-use std::time::Duration;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use crosstie::group::{
     ChannelOptions, Counters, GroupConfig, GroupError, MemberId, OnRefusal, PacketKind, ProgressMode, Token,
@@ -198,6 +202,121 @@ fn full_receiver_refuses_and_asks_again() {
     }
 }
 
+/// More long messages than the receiver keeps for its application. One is given up half-way.
+#[test]
+fn unread_long_messages_stop_their_sender_until_they_are_taken() {
+    const LEN: usize = 40_000;
+    const COUNT: u8 = 60;
+    let (full, is_full) = std::sync::mpsc::channel();
+    let is_full = std::sync::Mutex::new(is_full);
+    let counters = run(2, &GroupConfig::new(1), |group| {
+        let options = ChannelOptions { max_message: 64 << 10, ..group.channel_options() };
+        let channel = group.open_channel(5, &options).unwrap();
+        group.barrier(0).wait().unwrap();
+        if group.member().index() == 0 {
+            let mut number = 0;
+            while channel.send_timeout(MemberId::new(1), &[number; LEN], Duration::from_millis(200)).is_ok() {
+                number += 1;
+                assert!(number < COUNT, "nothing stops the sender");
+            }
+            assert!(number > 0);
+            full.send(()).unwrap();
+            for number in number..COUNT {
+                channel.send(MemberId::new(1), &[number; LEN]).unwrap();
+            }
+            channel.flush_timeout(Duration::from_secs(60)).unwrap();
+        } else {
+            is_full.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
+            let mut bytes = Vec::new();
+            for number in 0..COUNT {
+                channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
+                assert!(bytes.len() == LEN && bytes.iter().all(|byte| *byte == number), "message {number}");
+            }
+        }
+        group.barrier(0).wait().unwrap();
+        group.counters()
+    });
+    assert_eq!((counters[0].resent, counters[1].refused), (0, 0));
+}
+
+/// Nobody sends again by time: the member asks for what it has missed.
+#[test]
+fn packets_for_a_channel_that_is_opened_late_arrive() {
+    run(2, &GroupConfig::new(1), |group| {
+        let barrier = group.barrier(0);
+        if group.member().index() == 0 {
+            let channel = group.open_channel(5, &group.channel_options()).unwrap();
+            for number in 0..20u32 {
+                channel.send(MemberId::new(1), &number.to_le_bytes()).unwrap();
+            }
+            barrier.wait().unwrap();
+            channel.flush_timeout(Duration::from_secs(60)).unwrap();
+        } else {
+            barrier.wait().unwrap();
+            let channel = group.open_channel(5, &group.channel_options()).unwrap();
+            let mut bytes = Vec::new();
+            for number in 0..20u32 {
+                channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
+                assert_eq!(bytes, number.to_le_bytes());
+            }
+        }
+        barrier.wait().unwrap();
+    });
+}
+
+/// Member 2 does not run: without a thread of the group it does nothing outside of its own calls.
+#[test]
+fn member_that_does_not_run_stops_no_messages_between_others() {
+    const COUNT: u32 = 5_000;
+    let (done, is_done) = std::sync::mpsc::channel();
+    let is_done = std::sync::Mutex::new(is_done);
+    for transport in [Transport::Rc, Transport::Ud] {
+        let config = GroupConfig::new(1).transport(transport).progress(ProgressMode::Manual);
+        run(3, &config, |group| {
+            let channel = group.open_channel(5, &group.channel_options()).unwrap();
+            let (me, stopped) = (group.member().index(), MemberId::new(2));
+            group.barrier(0).wait().unwrap();
+            let mut bytes = Vec::new();
+            if me == 2 {
+                let sent: u32 = is_done.lock().unwrap().recv_timeout(Duration::from_secs(120)).unwrap();
+                for number in 0..sent {
+                    channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
+                    assert_eq!(bytes, number.to_le_bytes());
+                }
+            } else {
+                let (mut to_stopped, mut received) = (0u32, 0);
+                for number in 0..COUNT {
+                    // Up to its limit, and again and again.
+                    if me == 0 && channel.try_send(stopped, &to_stopped.to_le_bytes()).unwrap() {
+                        to_stopped += 1;
+                    }
+                    let mut sent = false;
+                    while !sent || received <= number.saturating_sub(8) {
+                        sent =
+                            sent || channel.try_send(MemberId::new(1 - me), &number.to_le_bytes()).unwrap();
+                        while channel.try_recv(&mut bytes).unwrap().is_some() {
+                            assert_eq!(bytes, u32::to_le_bytes(received));
+                            received += 1;
+                        }
+                    }
+                }
+                while received < COUNT {
+                    channel.recv_timeout(Duration::from_secs(60), &mut bytes).unwrap();
+                    received += 1;
+                }
+                assert!(group.dead().is_empty());
+                if me == 0 {
+                    assert!((1..COUNT / 2).contains(&to_stopped), "{to_stopped}");
+                    let late = channel.flush_timeout(Duration::from_millis(5));
+                    assert_eq!(late, Err(GroupError::TimedOut), "it has not acknowledged");
+                    done.send(to_stopped).unwrap();
+                }
+            }
+            group.barrier(0).wait().unwrap();
+        });
+    }
+}
+
 #[test]
 fn lost_packets_are_sent_again() {
     for transport in [Transport::Rc, Transport::Ud] {
@@ -312,5 +431,102 @@ fn future_receives_and_sends_to_the_dead_fail() {
             assert_eq!(channel.send(gone, b"too late"), Err(GroupError::PeerDead(gone)));
         }
         assert!(matches!(channel.send(MemberId::new(9), b""), Err(GroupError::NoSuchPeer(_))));
+    });
+}
+
+/// Counts how often it was woken.
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// As `select!` in a loop does it: polled again and again, or made, polled and dropped.
+#[test]
+fn future_that_waits_keeps_one_waker() {
+    run(2, &GroupConfig::new(1), |group| {
+        let channel = group.open_channel(2, &group.channel_options()).unwrap();
+        group.barrier(0).wait().unwrap();
+        if group.member().index() == 0 {
+            let count = Arc::new(Count(AtomicUsize::new(0)));
+            let waker = Waker::from(count.clone());
+            let mut context = Context::from_waker(&waker);
+            let mut kept = pin!(channel.recv_async());
+            for _ in 0..100 {
+                assert!(kept.as_mut().poll(&mut context).is_pending());
+                assert!(pin!(channel.recv_async()).poll(&mut context).is_pending());
+            }
+            assert_eq!(Arc::strong_count(&count), 3, "one is registered");
+            group.barrier(0).wait().unwrap();
+            let end = Instant::now() + Duration::from_secs(60);
+            let message = loop {
+                match kept.as_mut().poll(&mut context) {
+                    Poll::Ready(message) => break message.unwrap(),
+                    Poll::Pending => assert!(Instant::now() < end, "no message"),
+                }
+            };
+            assert_eq!(message.bytes, b"wake up");
+        } else {
+            group.barrier(0).wait().unwrap();
+            channel.send(MemberId::new(0), b"wake up").unwrap();
+        }
+        group.barrier(0).wait().unwrap();
+    });
+}
+
+/// A task whose waker polls it at once, as executors do that run inline.
+struct Task {
+    future: Mutex<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    ended: AtomicUsize,
+}
+
+impl Task {
+    fn start(future: impl Future<Output = ()> + Send + 'static) -> Arc<Task> {
+        let task = Arc::new(Task { future: Mutex::new(Box::pin(future)), ended: AtomicUsize::new(0) });
+        task.clone().wake();
+        task
+    }
+
+    fn wait(&self) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while self.ended.load(SeqCst) == 0 {
+            assert!(Instant::now() < end, "the waker does not come back");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        let waker = Waker::from(self.clone());
+        // Woken while it is polled: it is polled again.
+        let Ok(mut future) = self.future.try_lock() else { return };
+        if self.ended.load(SeqCst) == 0 && future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+            self.ended.store(1, SeqCst);
+        }
+    }
+}
+
+#[test]
+fn waker_may_poll_its_future_at_once() {
+    run(2, &GroupConfig::new(1), |group| {
+        let channel = group.open_channel(2, &group.channel_options()).unwrap();
+        let (lock, barrier) = (group.lock(0), group.barrier(0));
+        let guard = (group.member().index() == 0).then(|| lock.acquire().unwrap());
+        barrier.wait().unwrap();
+        if let Some(guard) = guard {
+            std::thread::sleep(Duration::from_millis(20));
+            guard.release().unwrap();
+            channel.send(MemberId::new(1), b"hello").unwrap();
+            channel.flush().unwrap();
+        } else {
+            let acquire = Task::start(async move { drop(lock.acquire_async().await.unwrap()) });
+            let receive = Task::start(async move { drop(channel.recv_async().await.unwrap()) });
+            acquire.wait();
+            receive.wait();
+        }
+        barrier.wait().unwrap();
     });
 }

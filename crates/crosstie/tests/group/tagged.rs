@@ -348,3 +348,53 @@ fn death_of_a_member_ends_its_sends_and_receives() {
         }
     });
 }
+
+/// Too many messages of member 1 wait for a receive. Member 2 sends behind them, and receives a long message.
+#[test]
+fn unmatched_messages_of_one_member_delay_no_other_member() {
+    const LONG: usize = 1 << 20;
+    run(3, &GroupConfig::new(1).one_sided(true), |group| {
+        // Two for each sender.
+        let tagged = open(group, |options| options.unexpected = 4);
+        let (a, c) = (MemberId::new(0), MemberId::new(2));
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        let allocate = |len| group.allocate(len).unwrap();
+        match group.member().index() {
+            1 => {
+                for number in 0..6u64 {
+                    tagged.send(a, 9, &number.to_le_bytes()).unwrap();
+                }
+                group.barrier(0).wait().unwrap();
+                // The end of this send comes with messages that nobody receives yet.
+                let buffer = allocate(LONG);
+                buffer.write(0, &[1; LONG]).unwrap();
+                tagged.isend(c, 2, buffer, ..).unwrap().wait().unwrap();
+            }
+            0 => {
+                group.barrier(0).wait().unwrap();
+                let mut long = tagged.isend(c, 1, allocate(LONG), ..).unwrap();
+                let short = tagged.irecv(Some(c), Some(5), allocate(64)).unwrap();
+                short.wait_timeout(Duration::from_secs(60)).unwrap();
+                while long.try_take().map(Result::unwrap).is_none() {
+                    assert!(std::time::Instant::now() < end, "the long message does not end");
+                    group.progress();
+                }
+                assert_eq!(tagged.unexpected(), 2);
+                for number in 0..6u64 {
+                    let receive = tagged.irecv(Some(MemberId::new(1)), Some(9), allocate(64)).unwrap();
+                    let (info, buffer) = receive.wait_timeout(Duration::from_secs(60)).unwrap();
+                    assert_eq!((info.len, &buffer.to_vec()[..8]), (8, &number.to_le_bytes()[..]));
+                }
+            }
+            _ => {
+                group.barrier(0).wait().unwrap();
+                tagged.send(a, 5, b"behind them").unwrap();
+                for tag in [1, 2] {
+                    let receive = tagged.irecv(None, Some(tag), allocate(LONG)).unwrap();
+                    receive.wait_timeout(Duration::from_secs(60)).unwrap();
+                }
+            }
+        }
+        group.barrier(0).wait().unwrap();
+    });
+}

@@ -125,12 +125,7 @@ impl Sender {
         }
         let is_new = self.destinations[to.index()].open == NONE;
         if is_new {
-            match self.open_packet(to, header) {
-                Ok(()) => {}
-                // There may be room for this message.
-                Err(SendRefusal::BufferFull) => return Ok(None),
-                Err(refusal) => return Err(refusal),
-            }
+            self.open_packet(to, header)?;
         }
         let destination = &mut self.destinations[to.index()];
         let record = &mut self.records[destination.open as usize];
@@ -166,14 +161,15 @@ impl Sender {
         if index == NONE {
             return None;
         }
-        self.end_open_packet(to);
         let destination = &mut self.destinations[to.index()];
+        destination.open = NONE;
         if destination.flow != Flow::Open || destination.resend != index {
             return None;
         }
         destination.resend = NONE;
         let record = &mut self.records[index as usize];
         record.attempt = destination.attempt;
+        record.posted = true;
         destination.round_trip.on_send(record.seq, now);
         Some(Outgoing { is_first: true, ..outgoing(to, destination.attempt, record) })
     }
@@ -182,14 +178,6 @@ impl Sender {
     #[inline]
     pub fn has_open_packet(&self, to: MemberId) -> bool {
         self.destinations[to.index()].open != NONE
-    }
-
-    /// The open packet gets no more messages: the rest of its place is free.
-    #[inline]
-    pub(super) fn end_open_packet(&mut self, to: MemberId) {
-        let destination = &mut self.destinations[to.index()];
-        let record = &self.records[core::mem::replace(&mut destination.open, NONE) as usize];
-        self.ring.shrink_last(record.entry, (self.options.mtu - record.aux) as usize);
     }
 }
 

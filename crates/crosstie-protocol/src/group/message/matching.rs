@@ -153,11 +153,6 @@ impl<R, M> Matcher<R, M> {
     pub fn unexpected(&self) -> usize {
         self.unexpected.len as usize
     }
-
-    /// Whether a message that matches nothing would find room.
-    pub fn has_room_for_unexpected(&self) -> bool {
-        self.unexpected.free != NONE
-    }
 }
 
 const NONE: u32 = u32::MAX;

@@ -1,22 +1,25 @@
 //! SEND/RECEIVE: messages from many senders at one receive port, in order for each sender (RHiNET §5).
 //!
 //! ```text
-//!   sender                                                    receiver
-//!   send buffer  [3][4][5]            ── data 3 ──>           receive buffer [1][2][3]     expects 4
-//!   send table    ^oldest unacked     ── data 4 ──>           no room: NACK 4
-//!   next number: 6                    ── data 5 ──>           discarded, no answer
-//!                                     <── nack 4 ──
-//!   messages from 6 on wait           <── resume 4 ──         the application has released a place
-//!                                     ── data 4 ──>
-//!                                     ── data 5 ──>           receive buffer [3][4][5]     expects 6
-//!                                     <── ack 6 ──
+//!   sender                                                    receiver: four places for this sender
+//!   send buffer  [1][2][3]            ── data 1 ──>           receive buffer [0][1][2][3]     expects 4
+//!   limit: 4                          ── data 2 ──>
+//!   messages from 4 on wait           ── data 3 ──>
+//!                                     <── ack 4, limit 4 ──
+//!                                     <── resume, limit 6 ──  the application has released two places
+//!                                     ── data 4 ──>           receive buffer [4][5][2][3]
+//!                                     ── data 5 ──>
 //! ```
+//!
+//! A sender that sends more than there is room for is refused (NACK), and sends everything from the refused packet on again.
 //!
 //! A [`Channel`] deals with numbers and places only: the driver owns the bytes of both buffers, copies, posts and polls. It
 //! promises, over a transport that may lose, duplicate and reorder packets:
 //! - every packet of a live sender is accepted exactly once, in order for each sender;
-//! - a sender keeps a packet until it is acknowledged, and never has more in flight than its window;
-//! - everything ends: a packet is acknowledged, or its destination is reported as unreachable.
+//! - a sender keeps a packet until it is acknowledged, never has more in flight than its window, and never sends more than the receiver has
+//!   room for;
+//! - each pair of members has a share of both buffers: a member that does not answer, or does not receive, holds up nobody else;
+//! - over a transport that loses packets, everything ends: a packet is acknowledged, or its destination is reported as unreachable.
 //!
 //! Nothing allocates after [`Channel::new`]. Without loss a packet costs a table entry and a few words on each side.
 //!
@@ -33,19 +36,17 @@
 //! assert!(transmit);
 //! let header = sender.data_header(&packet);
 //! // The receiver stores it, and frees the place when the application has read it.
-//! let Received::Data(verdict) = receiver.on_packet(&header, 64, 64, 0)? else { unreachable!() };
+//! let Received::Data(verdict) = receiver.on_packet(&header, 64, 0)? else { unreachable!() };
 //! # let crosstie_protocol::group::message::Verdict::Accepted { entry, .. } = verdict else { unreachable!() };
 //! receiver.receiver.release(entry.number);
 //! // When the driver has nothing else to do, it sends the acknowledgement.
 //! let answer = receiver.receiver.next_answer(true).unwrap();
-//! sender.on_packet(&receiver.answer_header(&answer), 0, 0, 0)?;
+//! sender.on_packet(&receiver.answer_header(&answer), 0, 0)?;
 //! assert!(sender.sender.is_idle());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod buffer_ring;
 mod combined;
-mod held;
 mod matching;
 mod options;
 mod parts;
@@ -61,14 +62,13 @@ use super::GroupId;
 use super::member::MemberId;
 use super::packet::{Header, PacketKind, flags};
 
-pub use buffer_ring::{BufferRing, Entry, StashedTail};
 pub use combined::{
     COMBINED_MAX, COMBINED_PREFIX, InvalidCombined, Place, check_combined, encode_prefix, first_combined,
 };
 pub use matching::{ANY_TAG, Matched, Matcher, MatcherFull, PostedId};
 pub use options::{OnGap, OnRefusal, Options, OptionsError};
 pub use parts::{JoinError, Part, part_at, part_count, split};
-pub use receiver::{Answer, NACK_GAP, NACK_MISSING, Next, ReceiveCounters, Receiver, Verdict};
+pub use receiver::{Answer, Entry, NACK_GAP, NACK_MISSING, Next, ReceiveCounters, Receiver, Verdict};
 pub use sender::{NotSent, Outgoing, SendCounters, SendRefusal, Sender};
 pub use tagged::{Pulled, Rendezvous, TAG_SIZE, decode_tag};
 
@@ -107,6 +107,12 @@ pub enum Violation {
     WrongKind(PacketKind),
 }
 
+/// The position of a member among all members but `me`.
+#[inline]
+fn rank(me: MemberId, member: MemberId) -> u32 {
+    (member.index() - usize::from(member > me)) as u32
+}
+
 /// One channel of one member: sending and receiving half.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Channel {
@@ -138,8 +144,8 @@ impl Channel {
             id,
             me,
             mtu: options.mtu,
-            sender: Sender::new(options, members),
-            receiver: Receiver::new(options, members),
+            sender: Sender::new(options, me, members),
+            receiver: Receiver::new(options, me, members),
         })
     }
 
@@ -183,22 +189,15 @@ impl Channel {
         }
     }
 
-    /// Handles a packet that the [`Gate`](super::Gate) let through. Its body has `len` bytes and takes `space` bytes of the receive
-    /// buffer. After [`Verdict::Accepted`], packets of the same sender that came early follow: [`Receiver::next_held`].
+    /// Handles a packet that the [`Gate`](super::Gate) let through. Its body has `len` bytes. After [`Verdict::Accepted`], packets of the same sender that came early follow: [`Receiver::next_held`].
     #[inline]
-    pub fn on_packet(
-        &mut self,
-        header: &Header,
-        len: u32,
-        space: u32,
-        now: u64,
-    ) -> Result<Received, Violation> {
+    pub fn on_packet(&mut self, header: &Header, len: u32, now: u64) -> Result<Received, Violation> {
         if header.kind == PacketKind::Data {
             if len > self.mtu || !combined::are_valid(header.flags, len) {
                 return Err(Violation::InvalidData { len, flags: header.flags });
             }
             self.sender.on_ack(header.sender, header.ack, now)?;
-            return Ok(Received::Data(self.receiver.accept(header, len, space)?));
+            return Ok(Received::Data(self.receiver.accept(header, len)?));
         }
         self.on_answer(header, now)
     }
@@ -206,8 +205,9 @@ impl Channel {
     fn on_answer(&mut self, header: &Header, now: u64) -> Result<Received, Violation> {
         let (from, before) = (header.sender, self.sender.acked(header.sender));
         match header.kind {
-            PacketKind::Ack => {
+            PacketKind::Ack | PacketKind::Resume => {
                 self.sender.on_ack(from, header.ack, now)?;
+                self.sender.on_limit(from, header.aux, now);
             }
             PacketKind::Nack if header.flags & NACK_MISSING != 0 => {
                 self.sender.on_missing(from, header.ack, (header.seq, header.aux), header.attempt, now)?;
@@ -216,7 +216,6 @@ impl Channel {
                 let gap = header.flags & NACK_GAP != 0;
                 self.sender.on_nack(from, header.seq, header.attempt, gap, now)?;
             }
-            PacketKind::Resume => self.sender.on_resume(from, header.seq, now)?,
             kind => return Err(Violation::WrongKind(kind)),
         }
         Ok(Received::Acked(self.sender.acked(from).wrapping_sub(before)))

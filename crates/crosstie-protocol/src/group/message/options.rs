@@ -3,24 +3,25 @@
 use thiserror::Error;
 
 use super::super::Limits;
-use super::super::packet::MAX_MTU;
+use super::super::member::MAX_MEMBERS;
+use super::super::packet::{HEADER_SIZE, MAX_MTU};
 
 /// What a sender does after its message was refused because the receiver has no room (RHiNET §5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OnRefusal {
     /// Sends everything from the refused number on again, after a back-off time that doubles. Modified ACK/NACK as RHiNET
-    /// describes it.
+    /// describes it: it does not look at the credit of the receiver.
     Retry,
-    /// Waits until the receiver asks for the refused message, because it has room again. The retry timer is the safety net for
-    /// a lost request.
+    /// Sends only what the receiver has room for (credit), so it is refused only by a receiver with less room than it assumes. Then it
+    /// waits until the receiver has room again. Where packets get lost, `max_backoff` is the safety net for a lost answer.
     WaitForRequest,
 }
 
 /// What happens when a packet was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OnGap {
-    /// The receiver keeps packets that come before a missing one, as long as half of its buffer is free, and names the missing
-    /// numbers; the sender sends only those again.
+    /// The receiver keeps packets that come before a missing one in their places, and names the missing numbers; the sender sends only
+    /// those again.
     Selective,
     /// The receiver discards everything behind the missing packet, and the sender sends all of it again (RHiNET §5.4).
     GoBack,
@@ -33,17 +34,18 @@ pub struct Options {
     pub mtu: u32,
     /// Longest message.
     pub max_message: u32,
-    /// Bytes of the send buffer.
+    /// Bytes of the send buffer. It has a place for a longest packet for each entry of the send table, and is divided equally between all
+    /// destinations: none can take the room of another one. Each has room for at least one packet, also if the buffer grows by that.
     pub send_buffer: u32,
     /// Entries of the send table: packets that are not acknowledged, to all destinations together.
     pub send_table: u32,
     /// Packets that are not acknowledged, for each destination.
     pub window: u32,
-    /// Bytes of the receive buffer.
+    /// Bytes of the receive buffer. It is divided equally between all senders, as the send buffer between all destinations.
     pub receive_buffer: u32,
     /// Packets in the receive buffer.
     pub receive_table: u32,
-    /// A receiver acknowledges at the latest after this many packets of one sender.
+    /// A receiver acknowledges at the latest after this many packets of one sender, or after half of the packets that it has room for.
     pub ack_every: u32,
     /// Small messages travel together while at least this many packets to their destination are not acknowledged. `window` or more:
     /// every message has its own packet.
@@ -56,12 +58,13 @@ pub struct Options {
     pub backoff: u64,
     /// Longest back-off.
     pub max_backoff: u64,
-    /// Time without any acknowledgement after which packets are sent again. Doubles up to 16 times this time.
+    /// Time without any acknowledgement after which packets are sent again. Doubles up to 16 times this time. `u64::MAX`: never, for
+    /// transports that lose nothing. Then nothing is sent again but what was refused.
     pub resend_after: u64,
     /// Once round trips were measured, the oldest packet is sent again earlier: when an acknowledgement is late by their measure, but
     /// not before this time. `resend_after` or more: never earlier.
     pub min_resend_after: u64,
-    /// Time without any acknowledgement, although packets were sent again, after which the peer counts as unreachable.
+    /// Time without any acknowledgement, although packets were sent again, after which the peer counts as unreachable. `u64::MAX`: never.
     pub give_up_after: u64,
 }
 
@@ -89,6 +92,43 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Other members of a group: what the buffers are divided between.
+    pub(super) fn peers(members: usize) -> u32 {
+        members.clamp(2, MAX_MEMBERS) as u32 - 1
+    }
+
+    /// Bytes of a place in the send buffer: the longest packet.
+    pub(super) fn send_place(&self) -> u32 {
+        HEADER_SIZE as u32 + self.mtu
+    }
+
+    /// Places in the send buffer for each destination.
+    pub(super) fn send_share(&self, members: usize) -> u32 {
+        let places = self.send_table.min(self.send_buffer / self.send_place());
+        (places / Self::peers(members)).clamp(1, self.window)
+    }
+
+    /// Places in the receive buffer for each sender.
+    pub(super) fn receive_share(&self, members: usize) -> u32 {
+        let places = self.receive_table.min(self.receive_buffer / self.mtu);
+        (places / Self::peers(members)).max(1)
+    }
+
+    /// Bytes that a driver needs for the send buffer of a channel.
+    pub fn send_bytes(&self, members: usize) -> usize {
+        (Self::peers(members) * self.send_share(members)) as usize * self.send_place() as usize
+    }
+
+    /// Bytes that a driver needs for the receive buffer of a channel.
+    pub fn receive_bytes(&self, members: usize) -> usize {
+        (Self::peers(members) * self.receive_share(members)) as usize * self.mtu as usize
+    }
+
+    /// Whether packets may get lost, so that silence means something.
+    pub(super) fn is_lossy(&self) -> bool {
+        self.resend_after != u64::MAX
+    }
+
     /// Checks all options against each other and against [`Limits`].
     pub fn check(&self) -> Result<(), OptionsError> {
         let table = 1..=Limits::MAX_TABLE as u32;

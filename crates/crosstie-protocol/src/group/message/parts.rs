@@ -58,7 +58,7 @@ pub const fn part_count(total: u32, mtu: u32) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// A message starts while another of the same sender is incomplete, or a part comes without a start.
+    /// A part comes without a start, or not behind the one before it.
     #[error("a part of a message came out of place")]
     Misplaced,
     /// The message is longer than this member accepts.
@@ -95,7 +95,8 @@ impl Joiner {
         const WHOLE: u8 = flags::FIRST | flags::LAST;
         let between = self.received == 0;
         let (offset, total) = match (part_flags & flags::FIRST != 0, between) {
-            (true, true) => (0, aux),
+            // Within another message: its sender has given that up.
+            (true, _) => (0, aux),
             (false, false) if aux == self.received => (aux, self.total),
             _ => return Err(JoinError::Misplaced),
         };

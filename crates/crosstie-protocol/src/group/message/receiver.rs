@@ -1,26 +1,42 @@
-//! The receiving half of a channel: receive buffer, and the expected number of each sender.
+//! The receiving half of a channel: a part of the receive buffer for each sender, and the number that each sender's next packet has.
 //!
-//! A packet with the expected number is stored, or refused with a NACK if there is no room. While a refused packet is awaited,
+//! ```text
+//!   places of one sender    | taken | released | taken | held |  free  |  free  |
+//!                            ^released                  ^expected                ^limit = released + share
+//! ```
+//!
+//! Each sender has a *share* of places, so that no sender takes the room of another one. It may send packets below its *limit*, which
+//! ACK and RESUME tell it (credit). A sender that keeps to it is never refused. The limit rises when the application has released half of the share, or
+//! earlier when nothing else happens ([`Receiver::return_credit`]): a sender that gets room for one packet at a time costs one RESUME for each.
+//!
+//! A packet with the expected number is stored, or refused with a NACK if it has no place. While a refused packet is awaited,
 //! later packets of its sender are discarded without an answer (RHiNET §5.1).
 //!
-//! A gap in the numbers is a lost packet. Packets behind it are held in the receive buffer, and a NACK names the missing numbers.
+//! A gap in the numbers is a lost packet. Packets behind it are held in their places, and a NACK names the missing numbers.
 //! Each is named again when it is still missing and
 //! - a later packet comes that was sent after the sender had reacted (its `attempt` is newer): the repeated packet was lost, too; or
 //! - `ack_every` more packets were held: the NACK was lost. A sender that did react recognises this by `attempt`.
 //!
-//! Packets are held only while half of the receive buffer is free, so that they never take the room of packets that can be
-//! delivered. Otherwise a gap is refused as a full buffer is, once for each attempt: the sender goes back (RHiNET §5.4, "unreliable
-//! networks").
+//! Packets that have no place are not held: the gap is then refused as a full buffer is, once for each attempt, and the sender goes back
+//! (RHiNET §5.4, "unreliable networks").
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use super::super::member::MemberId;
 use super::super::packet::{Header, PacketKind, flags};
-use super::buffer_ring::{BufferRing, Entry};
-use super::held::{Chain, HeldPacket, HeldTable};
 use super::options::{OnGap, OnRefusal, Options};
 use super::parts::{JoinError, Joiner};
+use super::rank;
+
+/// The place of a packet in the receive buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// Names the packet: its sender and its number.
+    pub number: u64,
+    /// Where the place starts in the buffer. It has room for an MTU.
+    pub offset: u32,
+}
 
 /// What became of a data packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,7 +93,8 @@ pub struct Answer {
     pub seq: u32,
     /// The expected number: all below have arrived.
     pub ack: u32,
-    /// Nack with [`NACK_MISSING`]: bit `i` is set if number `seq + 1 + i` is missing, too.
+    /// Ack and Resume: the limit, below which there is room for packets. Nack with [`NACK_MISSING`]: bit `i` is set if number
+    /// `seq + 1 + i` is missing, too.
     pub aux: u32,
 }
 
@@ -105,31 +122,70 @@ pub struct ReceiveCounters {
     pub acks: u64,
     /// NACKs sent.
     pub nacks: u64,
-    /// Requests to send a refused message again.
+    /// RESUMEs: a sender that had no room has some again.
     pub resumes: u64,
+}
+
+/// What is in a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    Free,
+    /// A packet that came before a missing one.
+    Held {
+        flags: u8,
+        aux: u32,
+        len: u32,
+    },
+    /// A packet that the application has.
+    Taken,
+    /// The application has released it, but not the packets before it.
+    Released,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Source {
     expected: u32,
+    /// All packets below this number were released. Its place is `first`.
+    released: u32,
+    first: u32,
+    /// The limit that the sender was told. At first: what it assumes if it has the same options.
+    told: u32,
+    is_told: bool,
     /// Accepted since the last acknowledgement.
     unacked: u32,
-    /// In `due` and in `lazy`.
+    /// In `due`, in `lazy` and in `starved`.
     is_due: bool,
     is_lazy: bool,
+    is_starved: bool,
     /// A NACK is to be sent / was sent for `expected`, for this attempt.
     nack_due: bool,
     nack_gap: bool,
     nacked: Option<u8>,
     /// Packets that came before a missing one; and what of the missing numbers the sender was told.
-    held: Chain,
+    held: u32,
     gaps: Gaps,
     resume_due: bool,
-    /// Waits for room of this many bytes, plus one. Zero: does not wait.
-    wanted: u32,
-    /// In `starved`.
-    is_starved: bool,
+    /// The limit does not rise: the application has not taken what its packets made up.
+    is_full: bool,
+    is_gone: bool,
     joiner: Joiner,
+}
+
+impl Source {
+    /// The limit that it could be told.
+    fn limit(&self, share: u32) -> u32 {
+        if self.is_full { self.told } else { self.released.wrapping_add(share) }
+    }
+
+    /// How many packets more than it was told it could send.
+    fn gain(&self, share: u32) -> u32 {
+        self.limit(share).wrapping_sub(self.told)
+    }
+
+    /// Whether it has used up what it was told.
+    fn is_out_of_credit(&self) -> bool {
+        is_at_least(self.expected, self.told)
+    }
 }
 
 /// Which missing numbers a sender was told.
@@ -177,22 +233,24 @@ impl Gaps {
     }
 }
 
-/// Receive buffer and expected numbers of one channel..
+/// Receive buffer and expected numbers of one channel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Receiver {
+    me: MemberId,
+    mtu: u32,
     max_message: u32,
     ack_every: u32,
     on_refusal: OnRefusal,
     on_gap: OnGap,
-    /// Packets that are held are fewer than this ahead of the expected one.
-    window: u32,
-    ring: BufferRing,
-    held: HeldTable,
+    /// Places of each sender.
+    share: u32,
+    places: Box<[Place]>,
+    in_use: u32,
     sources: Box<[Source]>,
     /// Sources that get an answer now; and those that get one when the driver has nothing better to do.
     due: VecDeque<MemberId>,
     lazy: VecDeque<MemberId>,
-    /// Sources that wait for room, in the order in which they were refused.
+    /// Sources without credit that have room for a few packets again.
     starved: VecDeque<MemberId>,
     counters: ReceiveCounters,
     #[cfg(test)]
@@ -200,31 +258,38 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(options: &Options, members: usize) -> Self {
+    pub(super) fn new(options: &Options, me: MemberId, members: usize) -> Self {
+        let share = options.receive_share(members);
         let source = Source {
             expected: 0,
+            released: 0,
+            first: 0,
+            told: share,
+            is_told: false,
             unacked: 0,
             is_due: false,
             is_lazy: false,
+            is_starved: false,
             nack_due: false,
             nack_gap: false,
             nacked: None,
-            held: Chain::EMPTY,
+            held: 0,
             gaps: Gaps::NONE,
             resume_due: false,
-            wanted: 0,
-            is_starved: false,
+            is_full: false,
+            is_gone: false,
             joiner: Joiner::default(),
         };
-        let ring = BufferRing::new(options.receive_buffer as usize, options.receive_table as usize);
         Receiver {
+            me,
+            mtu: options.mtu,
             max_message: options.max_message,
-            ack_every: options.ack_every,
+            ack_every: options.ack_every.min(share.div_ceil(2)),
             on_refusal: options.on_refusal,
             on_gap: options.on_gap,
-            window: options.window,
-            held: HeldTable::new(ring.entries()),
-            ring,
+            share,
+            places: (0..Options::peers(members) * share).map(|_| Place::Free).collect(),
+            in_use: 0,
             sources: (0..members).map(|_| source).collect(),
             due: VecDeque::with_capacity(members),
             lazy: VecDeque::with_capacity(members),
@@ -235,29 +300,28 @@ impl Receiver {
         }
     }
 
-    /// Decides about a data packet with a body of `len` bytes, which takes `space` bytes of the receive buffer. (A driver whose
-    /// packets already lie in buffers of equal size gives the same `space` for all of them.)
+    /// Decides about a data packet with a body of `len` bytes.
     #[inline]
-    pub fn accept(&mut self, header: &Header, len: u32, space: u32) -> Result<Verdict, JoinError> {
+    pub fn accept(&mut self, header: &Header, len: u32) -> Result<Verdict, JoinError> {
         let skips_gaps = rule_broken!(self, AcceptsBehindAGap);
         let source = &mut self.sources[header.sender.index()];
         if skips_gaps && header.seq.wrapping_sub(source.expected) < 8 {
             source.expected = header.seq;
         }
         if header.seq != source.expected {
-            return Ok(self.accept_unexpected(header, len, space));
+            return Ok(self.accept_unexpected(header, len));
         }
         let (offset, total) = source.joiner.check(header.flags, header.aux, len, self.max_message)?;
-        let Some(entry) = self.ring.take(space as usize) else {
-            self.refuse(header, space);
+        if !has_place(source, self.share, header.seq) {
+            self.refuse(header);
             return Ok(Verdict::Refused);
-        };
+        }
         source.joiner.apply(offset, total, len);
         source.expected = source.expected.wrapping_add(1);
         source.nacked = None;
         source.nack_due = false;
-        source.wanted = 0;
         source.unacked += 1;
+        let is_out_of_credit = source.expected == source.told;
         if source.unacked >= self.ack_every || header.flags & flags::ACK_NOW != 0 {
             self.answer(header.sender);
         } else if !source.is_lazy {
@@ -265,27 +329,73 @@ impl Receiver {
             self.lazy.push_back(header.sender);
         }
         self.counters.packets += 1;
+        let entry = self.put(header.sender, header.seq, Place::Taken);
+        if is_out_of_credit {
+            self.offer_credit(header.sender);
+        }
         Ok(Verdict::Accepted { entry, offset, total })
     }
 
     /// The next packet of this sender that was held, if its turn has come. Call it after [`Verdict::Accepted`] until it returns `None`.
     #[inline]
     pub fn next_held(&mut self, from: MemberId) -> Result<Option<Next>, JoinError> {
-        if self.sources[from.index()].held.is_empty() {
+        if self.sources[from.index()].held == 0 {
             return Ok(None);
         }
         self.take_held(from)
     }
 
-    /// Frees the place of a packet. Sources that wait for room are asked to send again. Returns `false` if the entry is not in
-    /// use.
+    /// Frees the place of a packet. Packets are freed in any order. Returns `false` if the place is not in use.
     #[inline]
     pub fn release(&mut self, entry: u64) -> bool {
-        let freed = self.ring.free(entry);
-        if !self.starved.is_empty() {
-            self.resume_starved();
+        let (from, seq) = ((entry >> 32) as usize, entry as u32);
+        let Some(source) = self.sources.get_mut(from) else { return false };
+        let from = MemberId::new(from);
+        if seq.wrapping_sub(source.released) >= self.share {
+            return false;
         }
-        freed
+        let base = rank(self.me, from) * self.share;
+        let place = &mut self.places[(base + position(source, self.share, seq)) as usize];
+        if *place != Place::Taken {
+            return false;
+        }
+        *place = Place::Released;
+        self.in_use -= 1;
+        while self.places[(base + source.first) as usize] == Place::Released {
+            self.places[(base + source.first) as usize] = Place::Free;
+            source.released = source.released.wrapping_add(1);
+            source.first = if source.first + 1 == self.share { 0 } else { source.first + 1 };
+        }
+        self.offer_credit(from);
+        true
+    }
+
+    /// Whether the limit of this sender stays where it is although places are free: the driver has joined packets of it to more bytes of
+    /// messages than it keeps for an application that does not take them.
+    pub fn set_full(&mut self, from: MemberId, is_full: bool) {
+        self.sources[from.index()].is_full = is_full;
+        self.offer_credit(from);
+    }
+
+    /// Tells senders without credit about every place that is free, also where it is only a few. The driver calls it before it sleeps.
+    #[inline]
+    pub fn return_credit(&mut self) {
+        while let Some(from) = self.starved.pop_front() {
+            let source = &mut self.sources[from.index()];
+            source.is_starved = false;
+            if source.is_out_of_credit() && source.gain(self.share) > 0 {
+                source.resume_due = true;
+                self.answer(from);
+            }
+        }
+    }
+
+    /// Asks a sender to send everything again that was not acknowledged: the driver has dropped packets of it, because it had not opened the
+    /// channel.
+    pub fn ask_again(&mut self, from: MemberId) {
+        let source = &mut self.sources[from.index()];
+        (source.nack_due, source.nack_gap) = (true, true);
+        self.answer(from);
     }
 
     /// The next answer that is due, if any. With `idle`, also acknowledgements that could wait for more packets, or for a data
@@ -325,11 +435,14 @@ impl Receiver {
         self.answer(answer.to);
     }
 
-    /// The `ack` field of a data packet to `to`. The packet then counts as acknowledgement.
+    /// The `ack` field of a data packet to `to`. The packet then counts as acknowledgement, unless there is a limit to tell.
     #[inline]
     pub fn piggyback(&mut self, to: MemberId) -> u32 {
+        let share = self.share;
         let source = &mut self.sources[to.index()];
-        source.unacked = 0;
+        if source.is_told && source.gain(share) < share.div_ceil(2) && !source.is_out_of_credit() {
+            source.unacked = 0;
+        }
         source.expected
     }
 
@@ -341,20 +454,24 @@ impl Receiver {
     /// The sender is dead: nothing is sent to it any more. Packets that were accepted stay; those that were held are gone.
     pub fn drop_source(&mut self, from: MemberId) {
         self.drop_held(from);
-        let source = &mut self.sources[from.index()];
-        source.unacked = 0;
-        (source.nack_due, source.resume_due) = (false, false);
-        source.wanted = 0;
         self.starved.retain(|waiting| *waiting != from);
         self.due.retain(|waiting| *waiting != from);
         self.lazy.retain(|waiting| *waiting != from);
         let source = &mut self.sources[from.index()];
+        source.unacked = 0;
+        (source.nack_due, source.resume_due) = (false, false);
         (source.is_due, source.is_lazy, source.is_starved) = (false, false, false);
+        source.is_gone = true;
     }
 
-    /// Receive buffer and its table.
-    pub fn buffer(&self) -> &BufferRing {
-        &self.ring
+    /// Packets in the receive buffer.
+    pub fn in_use(&self) -> u32 {
+        self.in_use
+    }
+
+    /// Packets of each sender that the receive buffer has room for.
+    pub fn share(&self) -> u32 {
+        self.share
     }
 
     /// What the receiver has done.
@@ -362,8 +479,32 @@ impl Receiver {
         &self.counters
     }
 
+    /// Puts a packet into its place.
+    #[inline]
+    fn put(&mut self, from: MemberId, seq: u32, content: Place) -> Entry {
+        let source = &self.sources[from.index()];
+        let index = rank(self.me, from) * self.share + position(source, self.share, seq);
+        self.places[index as usize] = content;
+        self.in_use += 1;
+        Entry { number: u64::from(from.bits()) << 32 | u64::from(seq), offset: index * self.mtu }
+    }
+
+    /// What was held of number `seq`, which is at least the expected one.
+    #[inline]
+    fn held(&self, from: MemberId, seq: u32) -> Option<(u8, u32, u32)> {
+        let source = &self.sources[from.index()];
+        if seq.wrapping_sub(source.released) >= self.share {
+            return None;
+        }
+        let index = rank(self.me, from) * self.share + position(source, self.share, seq);
+        match self.places[index as usize] {
+            Place::Held { flags, aux, len } => Some((flags, aux, len)),
+            _ => None,
+        }
+    }
+
     #[cold]
-    fn accept_unexpected(&mut self, header: &Header, len: u32, space: u32) -> Verdict {
+    fn accept_unexpected(&mut self, header: &Header, len: u32) -> Verdict {
         let source = &mut self.sources[header.sender.index()];
         let ahead = header.seq.wrapping_sub(source.expected);
         if ahead > u32::MAX / 2 {
@@ -378,30 +519,28 @@ impl Receiver {
             self.counters.discarded += 1;
             return Verdict::Discarded;
         }
-        if self.on_gap == OnGap::Selective && ahead < self.window {
-            if self.held.contains(&source.held, header.seq) {
+        if self.on_gap == OnGap::Selective && has_place(source, self.share, header.seq) {
+            if self.held(header.sender, header.seq).is_some() {
                 self.counters.duplicates += 1;
                 self.reveal_gaps(header, false);
                 return Verdict::Duplicate;
             }
-            if self.ring.is_half_free()
-                && let Some(entry) = self.ring.take(space as usize)
-            {
-                return self.hold(header, len, entry);
-            }
+            return self.hold(header, len);
         }
         self.counters.discarded += 1;
+        let source = &mut self.sources[header.sender.index()];
         source.nacked = Some(header.attempt);
         (source.nack_due, source.nack_gap) = (true, true);
         self.answer(header.sender);
         Verdict::Discarded
     }
 
-    fn hold(&mut self, header: &Header, len: u32, entry: Entry) -> Verdict {
+    fn hold(&mut self, header: &Header, len: u32) -> Verdict {
+        let place = Place::Held { flags: header.flags, aux: header.aux, len };
+        let entry = self.put(header.sender, header.seq, place);
         let source = &mut self.sources[header.sender.index()];
-        let is_first = source.held.is_empty();
-        let packet = HeldPacket { seq: header.seq, flags: header.flags, aux: header.aux, len, entry };
-        self.held.insert(&self.ring, &mut source.held, source.expected, packet);
+        let is_first = source.held == 0;
+        source.held += 1;
         source.gaps.held += 1;
         self.counters.held += 1;
         self.reveal_gaps(header, is_first);
@@ -420,84 +559,98 @@ impl Receiver {
     #[cold]
     fn take_held(&mut self, from: MemberId) -> Result<Option<Next>, JoinError> {
         let too_early = rule_broken!(self, DeliversHeldPacketsTooEarly);
-        let source = &mut self.sources[from.index()];
-        if self.held.first(&source.held).is_none_or(|packet| packet.seq != source.expected && !too_early) {
-            return Ok(None);
-        }
-        let Some(HeldPacket { flags, aux, len, entry, .. }) = self.held.pop(&mut source.held) else {
+        let expected = self.sources[from.index()].expected;
+        let ahead = if too_early { 0..8 } else { 0..1 };
+        let Some((seq, (flags, aux, len))) = ahead
+            .map(|ahead| expected.wrapping_add(ahead))
+            .find_map(|seq| self.held(from, seq).map(|packet| (seq, packet)))
+        else {
             return Ok(None);
         };
-        let checked = source.joiner.check(flags, aux, len, self.max_message);
-        let (offset, total) = checked.inspect_err(|_| _ = self.ring.free(entry.number))?;
+        self.in_use -= 1;
+        let source = &mut self.sources[from.index()];
+        source.held -= 1;
+        let index = rank(self.me, from) * self.share + position(source, self.share, seq);
+        self.places[index as usize] = Place::Free;
+        let (offset, total) = source.joiner.check(flags, aux, len, self.max_message)?;
         source.joiner.apply(offset, total, len);
         source.expected = source.expected.wrapping_add(1);
         source.unacked += 1;
+        let is_out_of_credit = source.expected == source.told;
         self.counters.packets += 1;
         if source.unacked >= self.ack_every {
             self.answer(from);
         }
+        let entry = self.put(from, seq, Place::Taken);
+        if is_out_of_credit {
+            self.offer_credit(from);
+        }
         Ok(Some(Next { entry, len, flags, offset, total }))
     }
 
-    /// Frees the places of the packets that are held: the sender will send them again, or is dead.
+    /// Frees the places of the packets that are held: their sender is dead.
     fn drop_held(&mut self, from: MemberId) {
-        let source = &mut self.sources[from.index()];
-        while let Some(packet) = self.held.pop(&mut source.held) {
-            self.ring.free(packet.entry.number);
-            self.counters.discarded += 1;
+        let base = (rank(self.me, from) * self.share) as usize;
+        for place in self.places.get_mut(base..base + self.share as usize).into_iter().flatten() {
+            if matches!(place, Place::Held { .. }) {
+                *place = Place::Free;
+                self.in_use -= 1;
+                self.counters.discarded += 1;
+            }
         }
+        let source = &mut self.sources[from.index()];
+        source.held = 0;
         source.gaps = Gaps::NONE;
     }
 
     #[cold]
-    fn refuse(&mut self, header: &Header, space: u32) {
+    fn refuse(&mut self, header: &Header) {
         self.counters.refused += 1;
-        // Their room may be what is missing; the sender goes back anyway.
-        if !rule_broken!(self, HeldPacketsKeepTheirRoom) {
-            self.drop_held(header.sender);
-        }
         let source = &mut self.sources[header.sender.index()];
+        // The refusal tells the sender that it has no room.
+        (source.told, source.is_told) = (source.expected, true);
         if is_newer(header.attempt, source.nacked) {
             source.nacked = Some(header.attempt);
             (source.nack_due, source.nack_gap) = (true, false);
             self.answer(header.sender);
         }
-        let source = &mut self.sources[header.sender.index()];
-        if self.on_refusal == OnRefusal::WaitForRequest {
-            source.wanted = space + 1;
-            if !source.is_starved {
-                source.is_starved = true;
-                self.starved.push_back(header.sender);
-            }
+        self.offer_credit(header.sender);
+    }
+
+    /// A sender may have more room than it was told: tells it, if that is worth a packet now.
+    #[inline]
+    fn offer_credit(&mut self, from: MemberId) {
+        let share = self.share;
+        let source = &mut self.sources[from.index()];
+        let gain = source.gain(share);
+        if gain == 0 || self.on_refusal == OnRefusal::Retry || source.is_gone {
+            return;
+        }
+        let is_much = gain >= share.div_ceil(2);
+        if source.is_out_of_credit() {
+            self.resume(from, is_much);
+        } else if is_much && source.told.wrapping_sub(source.expected) <= share / 2 {
+            source.unacked = source.unacked.max(1);
+            self.answer(from);
         }
     }
 
     #[cold]
-    fn resume_starved(&mut self) {
-        // Not for every single place: the sender sends a whole window again.
-        let enough = self.ring.free_entries() * 4 >= self.ring.entries();
-        while let Some(&front) = self.starved.front() {
-            let source = &mut self.sources[front.index()];
-            if source.wanted != 0 {
-                if !enough || !self.ring.has_room(source.wanted as usize - 1) {
-                    return;
-                }
-                source.wanted = 0;
-                source.is_starved = false;
-                source.resume_due = true;
-                self.starved.pop_front();
-                self.answer(front);
-                // One at a time: the room of one entry is not promised twice.
-                return;
-            }
-            source.is_starved = false;
-            self.starved.pop_front();
+    fn resume(&mut self, from: MemberId, now: bool) {
+        let forgets = rule_broken!(self, ForgetsToResume);
+        let source = &mut self.sources[from.index()];
+        if now && !forgets {
+            source.resume_due = true;
+            self.answer(from);
+        } else if !source.is_starved && !forgets {
+            source.is_starved = true;
+            self.starved.push_back(from);
         }
     }
 
     fn answer(&mut self, to: MemberId) {
         let source = &mut self.sources[to.index()];
-        if !source.is_due {
+        if !source.is_due && !source.is_gone {
             source.is_due = true;
             self.due.push_back(to);
         }
@@ -505,31 +658,40 @@ impl Receiver {
 
     fn take_answer(&mut self, idle: bool) -> Option<Answer> {
         while let Some(to) = self.due.pop_front() {
-            let source = &mut self.sources[to.index()];
-            let ack = source.expected;
+            let ack = self.sources[to.index()].expected;
             let mut answer =
                 Answer { to, kind: PacketKind::Nack, flags: 0, attempt: 0, seq: ack, ack, aux: 0 };
+            let source = &mut self.sources[to.index()];
             if source.nack_due {
                 source.nack_due = false;
                 answer.flags = u8::from(source.nack_gap) * NACK_GAP;
                 answer.attempt = source.nacked.unwrap_or(0);
                 self.counters.nacks += 1;
             } else if source.gaps.due
-                && let Some((seq, aux)) = name_missing(&self.held, &source.held, &mut source.gaps, ack)
+                && let Some((seq, aux)) = self.name_missing(to)
             {
-                answer = Answer { flags: NACK_MISSING, attempt: source.gaps.attempt, seq, aux, ..answer };
+                let attempt = self.sources[to.index()].gaps.attempt;
+                answer = Answer { flags: NACK_MISSING, attempt, seq, aux, ..answer };
                 self.counters.nacks += 1;
-            } else if source.resume_due {
-                source.resume_due = false;
-                answer.kind = PacketKind::Resume;
-                self.counters.resumes += 1;
-            } else if source.unacked > 0 {
-                answer.kind = PacketKind::Ack;
-                self.counters.acks += 1;
             } else {
-                source.is_due = false;
-                continue;
+                let source = &mut self.sources[to.index()];
+                if source.resume_due {
+                    source.resume_due = false;
+                    answer.kind = PacketKind::Resume;
+                    // All there is, also if it is little.
+                    (source.told, source.is_told) = (source.limit(self.share), true);
+                    answer.aux = source.told;
+                    self.counters.resumes += 1;
+                } else if source.unacked > 0 {
+                    answer.kind = PacketKind::Ack;
+                    answer.aux = tell_limit(source, self.share);
+                    self.counters.acks += 1;
+                } else {
+                    source.is_due = false;
+                    continue;
+                }
             }
+            let source = &mut self.sources[to.index()];
             source.unacked = 0;
             if source.resume_due || source.gaps.due {
                 self.due.push_front(to);
@@ -544,18 +706,41 @@ impl Receiver {
             if source.unacked > 0 {
                 source.unacked = 0;
                 self.counters.acks += 1;
-                return Some(Answer {
-                    to,
-                    kind: PacketKind::Ack,
-                    flags: 0,
-                    attempt: 0,
-                    seq: source.expected,
-                    ack: source.expected,
-                    aux: 0,
-                });
+                let ack = source.expected;
+                let aux = tell_limit(source, self.share);
+                return Some(Answer { to, kind: PacketKind::Ack, flags: 0, attempt: 0, seq: ack, ack, aux });
             }
         }
         None
+    }
+
+    /// The first number that is missing and to be named, and which of the numbers behind it are missing, too. Numbers that do not fit
+    /// stay to be named.
+    fn name_missing(&mut self, from: MemberId) -> Option<(u32, u32)> {
+        let source = &mut self.sources[from.index()];
+        let expected = source.expected;
+        let ahead = |number: u32| {
+            let ahead = number.wrapping_sub(expected);
+            if ahead > u32::MAX / 2 { 0 } else { ahead }
+        };
+        source.gaps.due = false;
+        let (start, to) = (ahead(source.gaps.from), ahead(source.gaps.to));
+        let (mut first, mut bits) = (None, 0u32);
+        for at in start..to {
+            if self.held(from, expected.wrapping_add(at)).is_some() {
+                continue;
+            }
+            match first {
+                None => first = Some(at),
+                Some(first) if at - first <= NAMED => bits |= 1 << (at - first - 1),
+                Some(_) => {
+                    let gaps = &mut self.sources[from.index()].gaps;
+                    (gaps.from, gaps.due) = (expected.wrapping_add(at), true);
+                    break;
+                }
+            }
+        }
+        first.map(|first| (expected.wrapping_add(first), bits))
     }
 }
 
@@ -566,34 +751,33 @@ impl Receiver {
     }
 }
 
-/// The first number that is missing and to be named, and which of the numbers behind it are missing, too. Numbers that do not fit
-/// stay to be named.
-fn name_missing(table: &HeldTable, held: &Chain, gaps: &mut Gaps, expected: u32) -> Option<(u32, u32)> {
-    let ahead = |number: u32| {
-        let ahead = number.wrapping_sub(expected);
-        if ahead > u32::MAX / 2 { 0 } else { ahead }
-    };
-    gaps.due = false;
-    let to = ahead(gaps.to);
-    let mut at = ahead(gaps.from);
-    let (mut first, mut bits) = (None, 0u32);
-    let mut packets = table.iter(held).map(|packet| ahead(packet.seq)).peekable();
-    while at < to {
-        while packets.next_if(|packet| *packet < at).is_some() {}
-        if packets.next_if_eq(&at).is_none() {
-            match first {
-                None => first = Some(at),
-                Some(first) if at - first <= NAMED => bits |= 1 << (at - first - 1),
-                Some(_) => {
-                    gaps.from = expected.wrapping_add(at);
-                    gaps.due = true;
-                    break;
-                }
-            }
-        }
-        at += 1;
+/// Whether packet `seq`, which is at least the expected one, has a place.
+#[inline]
+fn has_place(source: &Source, share: u32, seq: u32) -> bool {
+    seq.wrapping_sub(source.released) < share && (!source.is_full || !is_at_least(seq, source.told))
+}
+
+/// The place of packet `seq` among those of its sender. It is at most `share` ahead of the first that was not released.
+#[inline]
+fn position(source: &Source, share: u32, seq: u32) -> u32 {
+    let at = source.first + seq.wrapping_sub(source.released);
+    if at >= share { at - share } else { at }
+}
+
+/// The limit for an acknowledgement. It rises in steps of half of the share: a sender that waits for room then gets some worth a packet.
+#[inline]
+fn tell_limit(source: &mut Source, share: u32) -> u32 {
+    if source.gain(share) >= share.div_ceil(2) {
+        source.told = source.limit(share);
     }
-    first.map(|first| (expected.wrapping_add(first), bits))
+    source.is_told = true;
+    source.told
+}
+
+/// Whether number `a` is `b` or comes after it.
+#[inline]
+fn is_at_least(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b) <= u32::MAX / 2
 }
 
 /// Whether `attempt` is later than the one that was refused last.

@@ -2,18 +2,21 @@
 //!
 //! | what it learns | what it does |
 //! | --- | --- |
-//! | NACK, no room | goes back: waits for the back-off time or the receiver's request, then sends everything from the refused number on again |
+//! | NACK, no room | goes back: waits for room (or, with [`OnRefusal::Retry`], for the back-off time), then sends everything from the refused number on again |
+//! | more room | sends what waits for it |
 //! | NACK, gap | goes back at once: the receiver has kept nothing behind the missing packet |
 //! | NACK, missing numbers | sends these numbers again; new packets go on |
 //! | an acknowledgement is late | sends the oldest packet again: a *probe*. The answer tells what is missing. A few times, after times that double |
 //! | still nothing | goes back, after times that double; then gives the destination up |
+//!
+//! A transport that loses nothing has no time-outs: `resend_after` is `u64::MAX`. Then silence means that the receiver does not run.
 //!
 //! Each of these starts a new *attempt*, whose number every packet carries. A receiver knows from it which packets were sent after its
 //! NACK, and a sender which NACKs speak of transmissions that it has repeated since.
 
 use super::super::member::MemberId;
 use super::super::packet::flags;
-use super::options::OnRefusal;
+use super::options::{OnRefusal, Options};
 use super::sender::{Flow, NONE, NotSent, Outgoing, Sender, outgoing};
 
 /// The resend time-out doubles up to this factor.
@@ -57,14 +60,18 @@ impl Sender {
         } else {
             self.counters.refused += 1;
             destination.flow = Flow::Paused;
-            let first = match self.options.on_refusal {
-                OnRefusal::Retry => self.options.backoff,
-                OnRefusal::WaitForRequest => self.options.max_backoff,
+            destination.limit = seq;
+            let Options { backoff, max_backoff, .. } = self.options;
+            let (first, longest) = match self.options.on_refusal {
+                OnRefusal::Retry => (backoff, max_backoff),
+                // The safety net for a lost answer.
+                OnRefusal::WaitForRequest if self.options.is_lossy() => {
+                    (max_backoff, max_backoff.saturating_mul(MAX_RESEND_FACTOR))
+                }
+                OnRefusal::WaitForRequest => (u64::MAX, u64::MAX),
             };
-            destination.interval = match (again, self.options.on_refusal) {
-                (true, OnRefusal::Retry) => (destination.interval * 2).clamp(first, self.options.max_backoff),
-                _ => first,
-            };
+            destination.interval =
+                if again { destination.interval.saturating_mul(2).clamp(first, longest) } else { first };
             destination.deadline = now.saturating_add(destination.interval);
         }
         self.deadline = self.deadline.min(self.destinations[from.index()].deadline);
@@ -119,20 +126,34 @@ impl Sender {
         Ok(())
     }
 
-    /// The receiver has room again for packet `seq`, which it refused.
-    #[cold]
-    pub fn on_resume(&mut self, from: MemberId, seq: u32, now: u64) -> Result<(), NotSent> {
-        self.on_ack(from, seq, now)?;
+    /// The receiver has room for packets with numbers below `limit`. Older answers change nothing.
+    #[inline]
+    pub fn on_limit(&mut self, from: MemberId, limit: u32, now: u64) {
         let destination = &mut self.destinations[from.index()];
-        if destination.flow == Flow::Paused && destination.refused_seq == seq {
+        let more = limit.wrapping_sub(destination.limit);
+        if more == 0 || more > u32::MAX / 2 {
+            return;
+        }
+        destination.limit = limit;
+        if destination.flow == Flow::Paused || destination.resend != NONE {
+            self.go_on(from, now);
+        }
+    }
+
+    /// There is room for what was refused, or waits.
+    #[cold]
+    fn go_on(&mut self, from: MemberId, now: u64) {
+        let destination = &mut self.destinations[from.index()];
+        if destination.flow == Flow::Paused {
             destination.flow = Flow::Resending;
             destination.interval = self.options.resend_after;
             destination.deadline = now.saturating_add(destination.interval);
             self.deadline = self.deadline.min(destination.deadline);
             self.counters.resumed += 1;
+        }
+        if destination.flow != Flow::Gone {
             self.list(from);
         }
-        Ok(())
     }
 
     #[cold]
@@ -154,8 +175,9 @@ impl Sender {
                     // Blind retry, or the safety net for a lost request.
                     destination.flow = Flow::Resending;
                 } else {
-                    destination.interval = (destination.interval * 2)
-                        .clamp(self.options.resend_after, self.options.resend_after * MAX_RESEND_FACTOR);
+                    let longest = self.options.resend_after.saturating_mul(MAX_RESEND_FACTOR);
+                    destination.interval =
+                        destination.interval.saturating_mul(2).clamp(self.options.resend_after, longest);
                     if can_probe {
                         self.probe(to, now);
                     } else {

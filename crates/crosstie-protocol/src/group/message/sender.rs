@@ -1,8 +1,14 @@
 //! The sending half of a channel: send buffer, send table, and one window for each destination.
 //!
-//! A message gets the next number of its destination and stays in the send buffer until it is acknowledged. While packets are
-//! being sent again to a destination, new messages for it are only registered; they follow when the refused message was
-//! acknowledged (RHiNET §5.1, §5.3.2). What happens after a refusal, a loss or silence is in `recovery.rs`.
+//! ```text
+//!   places of one destination    |  free  | packet 4 | packet 5 | packet 6 |  free  |  free  |
+//!                                          ^acked                            ^next_seq            limit: 9
+//! ```
+//!
+//! Each destination has a *share* of places, so that one that does not answer takes no room of others. A message gets the next number of
+//! its destination and stays in its place until it is acknowledged. Numbers from the receiver's *limit* on are not sent: it has no room for
+//! them (credit). While packets are being sent again to a destination, new messages for it are only registered; they follow when
+//! the refused message was acknowledged (RHiNET §5.1, §5.3.2). What happens after a refusal, a loss or silence is in `recovery.rs`.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -11,8 +17,8 @@ use thiserror::Error;
 
 use super::super::member::MemberId;
 use super::super::packet::flags;
-use super::buffer_ring::BufferRing;
-use super::options::Options;
+use super::options::{OnRefusal, Options};
+use super::rank;
 use super::round_trip::RoundTrip;
 
 pub(super) const NONE: u32 = u32::MAX;
@@ -30,7 +36,7 @@ pub struct Outgoing {
     pub flags: u8,
     /// For the header.
     pub aux: u32,
-    /// The entry of the send table. Equal numbers are never reused.
+    /// Names the packet: its destination and its number.
     pub entry: u64,
     /// Where the body is in the send buffer.
     pub offset: u32,
@@ -47,9 +53,9 @@ pub enum SendRefusal {
     /// Too many packets to this destination are not acknowledged.
     #[error("too many packets to this member are not acknowledged: poll, then send again")]
     WindowFull,
-    /// The send buffer or the send table is full.
-    #[error("the send buffer or its table is full: poll, then send again")]
-    BufferFull,
+    /// The destination has no room.
+    #[error("this member has no room: poll, then send again when its application has received")]
+    NoCredit,
     /// The destination is dead or unreachable.
     #[error("the member is dead or unreachable")]
     PeerGone,
@@ -99,6 +105,10 @@ pub(super) struct Destination {
     /// The next new number, and the oldest that is not acknowledged.
     pub(super) next_seq: u32,
     pub(super) acked: u32,
+    /// The receiver has room for numbers below this one.
+    pub(super) limit: u32,
+    /// The place of the next new packet.
+    pub(super) next_place: u32,
     /// Chain of the records that are not acknowledged.
     pub(super) oldest: u32,
     pub(super) newest: u32,
@@ -135,15 +145,20 @@ pub(super) struct Record {
     pub(super) flags: u8,
     /// The attempt in which it was transmitted last.
     pub(super) attempt: u8,
+    /// It was transmitted.
+    pub(super) posted: bool,
     /// The receiver misses it: it is to be transmitted again.
     pub(super) missing: bool,
 }
 
-/// Send buffer, send table and windows of one channel..
+/// Send buffer, send table and windows of one channel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sender {
     pub(super) options: Options,
-    pub(super) ring: BufferRing,
+    me: MemberId,
+    /// Places of each destination.
+    share: u32,
+    in_use: u32,
     pub(super) records: Box<[Record]>,
     pub(super) destinations: Box<[Destination]>,
     /// Destinations with records to transmit.
@@ -158,11 +173,13 @@ pub struct Sender {
 }
 
 impl Sender {
-    pub(super) fn new(options: &Options, members: usize) -> Self {
-        let ring = BufferRing::new(options.send_buffer as usize, options.send_table as usize);
+    pub(super) fn new(options: &Options, me: MemberId, members: usize) -> Self {
+        let share = options.send_share(members);
         let destination = Destination {
             next_seq: 0,
             acked: 0,
+            limit: options.receive_share(members),
+            next_place: 0,
             oldest: NONE,
             newest: NONE,
             resend: NONE,
@@ -182,9 +199,16 @@ impl Sender {
         };
         Sender {
             options: *options,
-            records: (0..ring.entries()).map(|_| Record::UNUSED).collect(),
-            ring,
-            destinations: (0..members).map(|_| destination).collect(),
+            me,
+            share,
+            in_use: 0,
+            records: (0..Options::peers(members) * share).map(|_| Record::UNUSED).collect(),
+            destinations: (0..members)
+                .map(|to| match to == me.index() {
+                    true => Destination { flow: Flow::Gone, ..destination },
+                    false => Destination { next_place: rank(me, MemberId::new(to)) * share, ..destination },
+                })
+                .collect(),
             listed: VecDeque::with_capacity(members),
             unreachable: VecDeque::with_capacity(members),
             deadline: u64::MAX,
@@ -195,7 +219,8 @@ impl Sender {
     }
 
     /// Accepts one packet of `len` bytes. The caller copies the body to `offset` of the send buffer and, if the flag is true,
-    /// transmits it now. Otherwise [`Sender::next_outgoing`] returns it when its turn comes.
+    /// transmits it now. Otherwise [`Sender::next_outgoing`] returns it when its turn comes. A packet that cannot be transmitted is
+    /// given back: [`Sender::put_back`].
     #[inline]
     pub fn send(
         &mut self,
@@ -214,9 +239,10 @@ impl Sender {
             destination.deadline = now.saturating_add(destination.interval);
             self.deadline = self.deadline.min(destination.deadline);
         }
-        let record = &self.records[index as usize];
+        let record = &mut self.records[index as usize];
         let transmit = destination.flow == Flow::Open && destination.resend == NONE;
         if transmit {
+            record.posted = true;
             destination.round_trip.on_send(record.seq, now);
         } else if destination.resend == NONE {
             destination.resend = index;
@@ -233,54 +259,77 @@ impl Sender {
         flags: u8,
         aux: u32,
     ) -> Result<u32, SendRefusal> {
-        let destination = &self.destinations[to.index()];
-        if destination.in_flight >= self.options.window {
-            return Err(SendRefusal::WindowFull);
-        }
-        if destination.flow == Flow::Gone {
-            return Err(SendRefusal::PeerGone);
-        }
-        if destination.open != NONE {
-            self.end_open_packet(to);
-        }
-        let Some(entry) = self.ring.take(len as usize) else { return Err(SendRefusal::BufferFull) };
-        let index = self.ring.index(entry.number);
+        self.check_room(to)?;
         let destination = &mut self.destinations[to.index()];
+        destination.open = NONE;
+        let index = destination.next_place;
+        let base = rank(self.me, to) * self.share;
+        destination.next_place = if index + 1 == base + self.share { base } else { index + 1 };
         let seq = destination.next_seq;
         destination.next_seq = seq.wrapping_add(1);
-        self.records[index] = Record {
-            entry: entry.number,
+        self.records[index as usize] = Record {
+            entry: u64::from(to.bits()) << 32 | u64::from(seq),
             seq,
-            offset: entry.offset,
+            offset: index * self.options.send_place(),
             len,
             aux,
             next: NONE,
             flags,
             attempt: destination.attempt,
+            posted: false,
             missing: false,
         };
         if destination.in_flight == 0 {
-            destination.oldest = index as u32;
+            destination.oldest = index;
         } else {
-            self.records[destination.newest as usize].next = index as u32;
+            self.records[destination.newest as usize].next = index;
         }
-        destination.newest = index as u32;
+        destination.newest = index;
         destination.in_flight += 1;
+        self.in_use += 1;
         self.counters.packets += 1;
-        Ok(index as u32)
+        Ok(index)
     }
 
-    /// How many packets [`Sender::send`] would accept for this destination at most, judging by window and table.
+    /// Whether a packet more to this destination is accepted.
     #[inline]
-    pub fn room(&self, to: MemberId) -> u32 {
-        let window = self.options.window - self.destinations[to.index()].in_flight;
-        window.min(self.ring.free_entries() as u32)
+    pub fn check_room(&self, to: MemberId) -> Result<(), SendRefusal> {
+        let destination = &self.destinations[to.index()];
+        if destination.flow == Flow::Gone {
+            return Err(SendRefusal::PeerGone);
+        }
+        if destination.in_flight >= self.share {
+            return Err(SendRefusal::WindowFull);
+        }
+        // Where packets get lost, an answer about new room may be lost, too: a single packet asks for another one.
+        let asks = self.options.is_lossy() && destination.in_flight == 0;
+        let has_credit = destination.next_seq.wrapping_sub(destination.limit) > u32::MAX / 2;
+        let breaks_rule = rule_broken!(self, SendsBeyondCredit);
+        if !has_credit && !asks && self.options.on_refusal != OnRefusal::Retry && !breaks_rule {
+            return Err(SendRefusal::NoCredit);
+        }
+        Ok(())
     }
 
     /// The next packet to transmit again, or the open packet, if any. The caller may stop calling whenever its send queue is full.
     #[inline]
     pub fn next_outgoing(&mut self) -> Option<Outgoing> {
-        while let Some(&to) = self.listed.front() {
+        self.next_outgoing_where(|_| true)
+    }
+
+    /// As [`Sender::next_outgoing`], of packets to members for which `has_room` is true.
+    #[inline]
+    pub fn next_outgoing_where(&mut self, mut has_room: impl FnMut(MemberId) -> bool) -> Option<Outgoing> {
+        let mut left = self.listed.len();
+        while left > 0
+            && let Some(&to) = self.listed.front()
+        {
+            left -= 1;
+            if !has_room(to) {
+                // Later. Those behind it need not wait.
+                self.listed.rotate_left(1);
+                continue;
+            }
             let destination = &mut self.destinations[to.index()];
             if destination.missing > 0 && destination.flow != Flow::Paused {
                 return Some(self.next_missing(to));
@@ -288,7 +337,8 @@ impl Sender {
             let waits = destination.flow == Flow::Paused
                 || destination.resend == NONE
                 || (destination.flow == Flow::Resending
-                    && self.records[destination.resend as usize].seq == destination.hold);
+                    && self.records[destination.resend as usize].seq == destination.hold)
+                || !may_transmit(&self.options, destination, self.records[destination.resend as usize].seq);
             if waits {
                 destination.listed = false;
                 self.listed.pop_front();
@@ -297,20 +347,46 @@ impl Sender {
             let index = destination.resend;
             let is_open = index == destination.open;
             if is_open {
-                self.end_open_packet(to);
+                destination.open = NONE;
             }
-            let destination = &mut self.destinations[to.index()];
             let record = &mut self.records[index as usize];
             destination.resend = record.next;
             record.attempt = destination.attempt;
-            let mut packet = Outgoing { is_first: is_open, ..outgoing(to, destination.attempt, record) };
-            self.counters.resent += u64::from(!is_open);
+            let is_first = !core::mem::replace(&mut record.posted, true);
+            let mut packet = Outgoing { is_first, ..outgoing(to, destination.attempt, record) };
+            self.counters.resent += u64::from(!is_first);
             if record.next == NONE && (!is_open || destination.flow != Flow::Open) {
                 packet.flags |= flags::ACK_NOW;
             }
             return Some(packet);
         }
         None
+    }
+
+    /// The driver could not transmit this packet, which it got last for this destination: [`Sender::next_outgoing`] returns it again.
+    #[cold]
+    pub fn put_back(&mut self, packet: &Outgoing) {
+        let destination = &mut self.destinations[packet.to.index()];
+        let mut index = destination.oldest;
+        while index != NONE && self.records[index as usize].seq != packet.seq {
+            index = self.records[index as usize].next;
+        }
+        let Some(record) = self.records.get_mut(index as usize).filter(|_| destination.in_flight > 0) else {
+            return;
+        };
+        if packet.is_first {
+            record.posted = false;
+            destination.round_trip.stop();
+        } else {
+            self.counters.resent -= 1;
+        }
+        if destination.resend == record.next {
+            destination.resend = index;
+        } else if !record.missing {
+            record.missing = true;
+            destination.missing += 1;
+        }
+        self.list(packet.to);
     }
 
     /// Whether a poll at time `now` has anything to do here.
@@ -352,9 +428,9 @@ impl Sender {
             }
             return Err(NotSent { seq: ack.wrapping_sub(1) });
         }
+        self.in_use -= count;
         for _ in 0..count {
             let record = &self.records[destination.oldest as usize];
-            self.ring.free(record.entry);
             destination.missing -= u32::from(record.missing);
             if destination.resend == destination.oldest {
                 destination.resend = record.next;
@@ -383,12 +459,7 @@ impl Sender {
     /// The destination is dead: its packets are gone, and it accepts no more.
     pub fn drop_destination(&mut self, to: MemberId) {
         let destination = &mut self.destinations[to.index()];
-        let mut next = destination.oldest;
-        for _ in 0..destination.in_flight {
-            let record = &self.records[next as usize];
-            self.ring.free(record.entry);
-            next = record.next;
-        }
+        self.in_use -= destination.in_flight;
         destination.flow = Flow::Gone;
         destination.in_flight = 0;
         destination.missing = 0;
@@ -421,12 +492,18 @@ impl Sender {
 
     /// Whether every packet was acknowledged.
     pub fn is_idle(&self) -> bool {
-        self.ring.used_entries() == 0
+        self.in_use == 0
     }
 
-    /// Send buffer and send table.
-    pub fn buffer(&self) -> &BufferRing {
-        &self.ring
+    /// Whether the packet with this [`Outgoing::entry`] is in the send buffer.
+    pub fn is_in_use(&self, entry: u64) -> bool {
+        let destination = self.destinations.get((entry >> 32) as usize);
+        destination.is_some_and(|to| (entry as u32).wrapping_sub(to.acked) < to.in_flight)
+    }
+
+    /// Packets to each destination that the send buffer has room for.
+    pub fn share(&self) -> u32 {
+        self.share
     }
 
     /// What the sender has done.
@@ -453,6 +530,11 @@ impl Sender {
         // What is left in records that are free.
         if self.is_idle() {
             self.records.fill(Record::UNUSED);
+            for (to, destination) in self.destinations.iter_mut().enumerate() {
+                let to = MemberId::new(to);
+                let base = if to == self.me { 0 } else { rank(self.me, to) * self.share };
+                (destination.next_place, destination.newest) = (base, NONE);
+            }
         }
     }
 }
@@ -467,6 +549,7 @@ impl Record {
         next: NONE,
         flags: 0,
         attempt: 0,
+        posted: false,
         missing: false,
     };
 }
@@ -477,6 +560,14 @@ impl Destination {
     pub(super) fn late_after(&self, options: &Options) -> u64 {
         self.round_trip.timeout(options.min_resend_after, options.resend_after)
     }
+}
+
+/// Whether packet `seq` of the send buffer may be transmitted: the receiver has room for it, or nothing else would find out whether it has.
+#[inline]
+fn may_transmit(options: &Options, destination: &Destination, seq: u32) -> bool {
+    options.on_refusal == OnRefusal::Retry
+        || seq.wrapping_sub(destination.limit) > u32::MAX / 2
+        || (options.is_lossy() && seq == destination.acked)
 }
 
 #[inline]

@@ -63,7 +63,8 @@ fn message_model_finds_each_broken_rule() {
         (BrokenRule::AcceptsBehindAGap, 3, 2, 1),
         (BrokenRule::NeverSendsAgain, 3, 2, 1),
         (BrokenRule::DeliversHeldPacketsTooEarly, 4, 4, 2),
-        (BrokenRule::HeldPacketsKeepTheirRoom, 3, 1, 1),
+        (BrokenRule::SendsBeyondCredit, 4, 2, 0),
+        (BrokenRule::ForgetsToResume, 4, 2, 0),
     ] {
         let model = MessageModel {
             messages,
@@ -73,7 +74,7 @@ fn message_model_finds_each_broken_rule() {
             room,
             losses,
             duplicates: 0,
-            timeouts: 1,
+            timeouts: u8::from(losses > 0),
             reorders: false,
             broken_rule: Some(rule),
         };

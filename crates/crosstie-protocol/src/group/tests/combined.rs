@@ -86,8 +86,8 @@ impl Pair {
         Pair {
             a: channel(A),
             b: channel(B),
-            send_buffer: vec![0; options.send_buffer as usize],
-            receive_buffer: vec![0; options.receive_buffer as usize],
+            send_buffer: vec![0; options.send_bytes(2)],
+            receive_buffer: vec![0; options.receive_bytes(2)],
             to_b: VecDeque::new(),
             to_a: VecDeque::new(),
             inbox: VecDeque::new(),
@@ -146,13 +146,13 @@ impl Pair {
             self.put(&packet);
         }
         assert!(!self.a.sender.has_open_packet(B) || self.a.sender.in_flight(B) > 0);
-        let oldest = self.a.sender.buffer().tail_number();
-        self.transmitted.retain(|entry, _| *entry >= oldest);
+        let sender = &self.a.sender;
+        self.transmitted.retain(|entry, _| sender.is_in_use(*entry));
     }
 
     fn deliver(&mut self, header: &Header, body: &[u8]) {
         let len = body.len() as u32;
-        match self.b.on_packet(header, len, len.max(1), self.now).unwrap() {
+        match self.b.on_packet(header, len, self.now).unwrap() {
             Received::Data(Verdict::Accepted { entry, .. }) => {
                 self.receive_buffer[entry.offset as usize..][..body.len()].copy_from_slice(body);
                 self.inbox.push_back((entry.number, entry.offset, len, header.flags));
@@ -169,6 +169,9 @@ impl Pair {
     }
 
     fn answer(&mut self, idle: bool) {
+        if idle {
+            self.b.receiver.return_credit();
+        }
         while let Some(answer) = self.b.receiver.next_answer(idle) {
             self.to_a.push_back(self.b.answer_header(&answer));
         }
@@ -221,7 +224,7 @@ impl Pair {
             }
             Step::Answer => {
                 if let Some(header) = self.to_a.pop_front() {
-                    self.a.on_packet(&header, 0, 0, self.now).unwrap();
+                    self.a.on_packet(&header, 0, self.now).unwrap();
                 }
             }
             Step::LoseAnswer => _ = self.to_a.pop_front(),
@@ -258,7 +261,7 @@ proptest! {
     ) {
         let options = Options {
             mtu: MTU, max_message: MTU, combine_from, receive_table, window: 8, send_table: 8, ack_every: 3,
-            send_buffer: 1 << 11, receive_buffer: 1 << 11,
+            send_buffer: 1 << 12, receive_buffer: 1 << 12,
             backoff: 5, max_backoff: 20, resend_after: 40, min_resend_after: 20, ..Options::default()
         };
         let mut pair = Pair::new(&options);
@@ -266,7 +269,7 @@ proptest! {
             pair.step(step);
         }
         pair.finish();
-        prop_assert_eq!(pair.b.receiver.buffer().used_entries(), 0);
+        prop_assert_eq!(pair.b.receiver.in_use(), 0);
         if combine_from == u32::MAX {
             prop_assert_eq!(pair.a.sender.counters().combined, 0);
         }
@@ -277,7 +280,7 @@ proptest! {
     fn forged_answers_do_no_harm(
         steps in prop::collection::vec((step(), 0u8..5, 0u32..12, 0u32..4, 0u8..4), 0..200),
     ) {
-        let options = Options { mtu: MTU, combine_from: 1, window: 8, send_table: 8, ack_every: 3, send_buffer: 1 << 11, ..Options::default() };
+        let options = Options { mtu: MTU, combine_from: 1, window: 8, send_table: 8, ack_every: 3, send_buffer: 1 << 12, ..Options::default() };
         let mut pair = Pair::new(&options);
         for (step, kind, seq, aux, nack_flags) in steps {
             match kind {
@@ -287,9 +290,9 @@ proptest! {
                         group: 1, epoch: 1, sender: B, channel: 0, kind: PacketKind::ALL[1 + (aux as usize) % 3],
                         flags: nack_flags, attempt: 0, seq: acked.wrapping_add(seq), ack: acked.wrapping_add(seq / 2), aux,
                     };
-                    pair.a.on_packet(&header, 0, 0, pair.now).ok();
-                    let oldest = pair.a.sender.buffer().tail_number();
-                    pair.transmitted.retain(|entry, _| *entry >= oldest);
+                    pair.a.on_packet(&header, 0, pair.now).ok();
+                    let sender = &pair.a.sender;
+                    pair.transmitted.retain(|entry, _| sender.is_in_use(*entry));
                 }
                 _ => match step {
                     Step::Send(len) => _ = pair.send(len),
@@ -338,32 +341,6 @@ fn message_that_travels_alone_does_not_overtake_the_open_packet() {
 }
 
 #[test]
-fn packet_gives_back_the_room_that_it_does_not_use() {
-    let mut a = channel(A);
-    for _ in 0..Options::default().combine_from {
-        a.sender.send(B, 64, Channel::WHOLE, 64, 0).unwrap();
-    }
-    let first = a.sender.combine(B, 32, 10).unwrap().unwrap();
-    a.sender.close_packet(B, 0).unwrap();
-    let second = a.sender.combine(B, 32, 10).unwrap().unwrap();
-    assert_eq!(second.offset - first.offset, 32 + COMBINED_PREFIX as u32 + 10);
-}
-
-#[test]
-fn message_travels_alone_when_the_send_buffer_has_no_room_for_a_whole_packet() {
-    let options = Options { send_buffer: 3000, ..Options::default() };
-    let mut a = Channel::new(GroupId { group: 1, epoch: 1 }, 0, A, 2, &options).unwrap();
-    for _ in 0..20 {
-        assert_eq!(a.sender.combine(B, 0, 64).map(|place| place.is_some()), Ok(false));
-        assert!(a.sender.send(B, 64, Channel::WHOLE, 64, 0).unwrap().1);
-        if a.sender.in_flight(B) == 8 {
-            // Nothing but this message fits in front of the tail.
-            a.sender.send(B, 1000, Channel::WHOLE, 1000, 0).unwrap();
-        }
-    }
-}
-
-#[test]
 fn combined_packet_with_other_flags_is_a_violation() {
     let mut b = channel(B);
     let header = |packet_flags| Header {
@@ -380,9 +357,9 @@ fn combined_packet_with_other_flags_is_a_violation() {
     };
     let combined = flags::COMBINED | Channel::WHOLE;
     for forged in [flags::COMBINED, flags::COMBINED | flags::FIRST, combined | flags::FENCED, 0xff] {
-        assert!(b.on_packet(&header(forged), 8, 8, 0).is_err(), "{forged:#x}");
+        assert!(b.on_packet(&header(forged), 8, 0).is_err(), "{forged:#x}");
     }
-    assert!(b.on_packet(&header(combined), 3, 3, 0).is_err(), "shorter than a prefix");
-    assert!(b.on_packet(&header(combined), 9, 9, 0).is_err(), "another length than announced");
-    assert!(b.on_packet(&header(combined | flags::ACK_NOW), 8, 8, 0).is_ok());
+    assert!(b.on_packet(&header(combined), 3, 0).is_err(), "shorter than a prefix");
+    assert!(b.on_packet(&header(combined), 9, 0).is_err(), "another length than announced");
+    assert!(b.on_packet(&header(combined | flags::ACK_NOW), 8, 0).is_ok());
 }

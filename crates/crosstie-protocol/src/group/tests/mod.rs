@@ -36,8 +36,10 @@ pub(super) enum BrokenRule {
     NeverSendsAgain,
     /// A packet that is held is delivered although one before it is missing.
     DeliversHeldPacketsTooEarly,
-    /// Packets that are held stay in the receive buffer when the missing one finds no room.
-    HeldPacketsKeepTheirRoom,
+    /// A sender sends although the receiver has no room.
+    SendsBeyondCredit,
+    /// A receiver does not tell a sender without credit that it has room again.
+    ForgetsToResume,
 }
 
 /// The names of the rules that some state breaks.

@@ -124,7 +124,7 @@ proptest! {
             }
             Ok(header) if header.kind.is_message() => {
                 let len = (bytes.len() - HEADER_SIZE) as u32;
-                channel.on_packet(&header, len, len, 0).ok();
+                channel.on_packet(&header, len, 0).ok();
             }
             Ok(header) => {
                 Control::decode(&header, &bytes[HEADER_SIZE..], MEMBERS).ok();

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The thread that runs the engine matches messages and starts PULLs, so both go on while the application computes. Short messages
-//! that have no receive yet are copied out of the receive buffer, up to a limit; beyond it they stay there, and their senders are refused.
+//! that have no receive yet are copied out of the receive buffer, up to a limit for each sender; beyond it they stay there, and only their sender
+//! waits.
 
 mod pull;
 mod receive;
@@ -53,9 +54,10 @@ pub struct TaggedOptions {
     pub sends: u32,
     /// Most receives that have not ended.
     pub receives: u32,
-    /// Most messages that wait for a receive. Beyond it, senders are refused until receives are posted.
+    /// Most messages that wait for a receive, divided equally between all senders. A sender with more gets no more room until receives
+    /// are posted; messages of others are not concerned.
     pub unexpected: u32,
-    /// Most bytes of short messages that wait for a receive.
+    /// Most bytes of short messages that wait for a receive, likewise.
     pub unexpected_bytes: u32,
 }
 
@@ -179,7 +181,7 @@ impl Tagged {
             engine.start_send(self.id, to, tag, buffer, start, end - start)
         } else {
             engine.progress();
-            Err((GroupError::TooManyRequests(0), buffer))
+            Err((GroupError::TooManyRequests(engine.max_sends(self.id)), buffer))
         };
         self.shared.release(engine);
         let state = match started {

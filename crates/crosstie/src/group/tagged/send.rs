@@ -93,6 +93,11 @@ impl Engine {
         }
     }
 
+    /// Most sends that have not ended.
+    pub(in crate::group) fn max_sends(&mut self, id: u16) -> u32 {
+        self.tagged(id).map_or(0, |tagged| tagged.options.sends)
+    }
+
     /// Whether one more send would find a slot.
     pub(in crate::group) fn has_send_slot(&mut self, id: u16) -> bool {
         self.tagged(id).is_some_and(|tagged| !tagged.sends.free.is_empty())

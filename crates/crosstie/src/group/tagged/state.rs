@@ -129,8 +129,12 @@ pub(in crate::group) struct TaggedState {
     /// Answers to each member that are not in the send buffer yet, and how many there are in all.
     pub(super) answers: Box<[VecDeque<Pulled>]>,
     pub(super) unanswered: usize,
-    pub(super) unexpected_bytes: usize,
+    /// Messages of each member that wait for a receive, and bytes of the short ones. Each member has an equal part of both limits.
+    pub(super) unexpected_of: Box<[(u32, usize)]>,
+    unexpected_max: (u32, usize),
     pub(super) spare: Vec<Vec<u8>>,
+    /// Futures to wake when the engine was given back.
+    pub(in crate::group) to_wake: Vec<Waker>,
     pub(in crate::group) counters: TaggedCounters,
 }
 
@@ -143,9 +147,12 @@ pub(in crate::group) struct TaggedCounters {
 
 impl TaggedState {
     pub(in crate::group) fn new(options: &TaggedOptions, members: usize) -> TaggedState {
+        let peers = (members - 1).max(1);
+        let unexpected_max =
+            ((options.unexpected / peers as u32).max(1), options.unexpected_bytes as usize / peers);
         TaggedState {
             options: *options,
-            matcher: Matcher::new(options.receives as usize, options.unexpected as usize),
+            matcher: Matcher::new(options.receives as usize, unexpected_max.0 as usize * peers),
             sends: Slots::new(options.sends),
             recvs: Slots::new(options.receives),
             outbox: (0..members).map(|_| VecDeque::new()).collect(),
@@ -154,8 +161,10 @@ impl TaggedState {
             waiting_pulls: VecDeque::new(),
             answers: (0..members).map(|_| VecDeque::new()).collect(),
             unanswered: 0,
-            unexpected_bytes: 0,
+            unexpected_of: vec![(0, 0); members].into_boxed_slice(),
+            unexpected_max,
             spare: Vec::new(),
+            to_wake: Vec::new(),
             counters: TaggedCounters::default(),
         }
     }
@@ -181,7 +190,7 @@ impl TaggedState {
         if slot.detached {
             self.sends.remove(key);
         }
-        waker.into_iter().for_each(Waker::wake);
+        self.to_wake.extend(waker);
     }
 
     pub(super) fn end_recv(
@@ -197,7 +206,7 @@ impl TaggedState {
         if slot.detached {
             self.recvs.remove(key);
         }
-        waker.into_iter().for_each(Waker::wake);
+        self.to_wake.extend(waker);
     }
 
     /// How a send has ended, once it has.
@@ -285,6 +294,25 @@ impl TaggedState {
 }
 
 impl TaggedState {
+    /// The receiver of a long message has read it, or cannot. Returns whether this member may say so.
+    pub(super) fn on_pulled(&mut self, from: MemberId, bytes: &[u8]) -> bool {
+        match Pulled::decode(bytes) {
+            // Only the receiver of a rendezvous may end it.
+            Ok(pulled) if self.sends.get(pulled.key).is_some_and(|slot| slot.to == from) => {
+                let result = if pulled.succeeded { Ok(()) } else { Err(GroupError::NotPulled(from)) };
+                self.end_send(pulled.key, result);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A receive takes a message that waited.
+    pub(super) fn count_expected(&mut self, from: MemberId, bytes: usize) {
+        let (count, waiting) = &mut self.unexpected_of[from.index()];
+        (*count, *waiting) = (*count - 1, *waiting - bytes);
+    }
+
     /// Matches a message, or stores it. `false`: there is no room to store it.
     pub(super) fn arrive(&mut self, from: MemberId, tag: u64, arrived: Arrived<'_>) -> bool {
         let bytes = match arrived {
@@ -297,16 +325,16 @@ impl TaggedState {
             }
             Arrived::Rendezvous(_) => &[],
         };
-        let full = self.unexpected_bytes + bytes.len() > self.options.unexpected_bytes as usize
-            && self.unexpected_bytes > 0;
-        if full || !self.matcher.has_room_for_unexpected() {
+        let (count, waiting) = &mut self.unexpected_of[from.index()];
+        let full = *waiting + bytes.len() > self.unexpected_max.1 && *waiting > 0;
+        if full || *count >= self.unexpected_max.0 {
             return false;
         }
+        (*count, *waiting) = (*count + 1, *waiting + bytes.len());
         let message = match arrived {
             Arrived::Bytes(bytes) => {
                 let mut copy = self.spare.pop().unwrap_or_default();
                 copy.extend_from_slice(bytes);
-                self.unexpected_bytes += bytes.len();
                 Unexpected::Eager(copy)
             }
             Arrived::Rendezvous(rendezvous) => Unexpected::Rendezvous(Box::new(*rendezvous)),
