@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crosstie::bootstrap::{Bootstrap, Limits, local};
+use crosstie::bootstrap::{Bootstrap, Limits, SingleRank, local};
 use crosstie::device::Device;
 use crosstie::group::{Group, GroupConfig, MemberId};
 use crosstie_kv::client::{Client, FencedOutcome};
@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         let node = Node::start(&NodeConfig::single(&name)).unwrap();
         let mut job = local::JobBuilder::new(3).arguments([&name]).start().unwrap();
         run_member(&mut job, &name);
+        write_in_groups_that_follow_each_other(&name);
         drop(job);
         drop(node);
     });
@@ -88,6 +89,29 @@ fn run_member(job: &mut dyn Bootstrap, name: &str) {
         }
         // A third member, so that the others are a majority.
         _ => std::thread::sleep(TIMEOUT),
+    }
+}
+
+/// As after restarts of a job: the holder in each later group writes, and the holder in the one before no longer.
+fn write_in_groups_that_follow_each_other(name: &str) {
+    let mut store = Client::attach(name).unwrap();
+    let mut former = None;
+    for _ in 0..3 {
+        let device = Device::open(&"software".parse().unwrap()).unwrap();
+        let mut job = SingleRank::new(Limits::default());
+        let group = Group::join(&mut job, &device, &GroupConfig::new(1)).unwrap();
+        let mut last = None;
+        for _ in 0..10 {
+            let guard = group.lock(3).acquire().unwrap();
+            let token = guard.fence();
+            assert_eq!(store.put_bytes_fenced(b"job", b"new", token).unwrap(), FencedOutcome::Done);
+            if let Some(former) = former {
+                let late = store.put_bytes_fenced(b"job", b"late", former).unwrap();
+                assert_eq!(late, FencedOutcome::Stale { newest: token });
+            }
+            last = Some(token);
+        }
+        former = last;
     }
 }
 

@@ -96,13 +96,12 @@ pub(crate) struct Jobs {
     fuzz: Vec<(Program, String)>,
     kills: Vec<(Program, String)>,
     faults: Vec<(Program, String)>,
-    known: bool,
     is_short: bool,
 }
 
 impl Jobs {
     /// Builds the programs. `only`: these kinds; all if empty. `is_short`: no job of minutes.
-    pub(crate) fn build(seed: u64, only: &[Kind], known: bool, is_short: bool) -> Result<Jobs, Error> {
+    pub(crate) fn build(seed: u64, only: &[Kind], is_short: bool) -> Result<Jobs, Error> {
         let programs = Programs::build()?;
         let names = property_tests()?;
         let is_property = |test: &str| names.iter().any(|name| test.rsplit("::").next() == Some(name));
@@ -128,18 +127,7 @@ impl Jobs {
             [] => Kind::value_variants().to_vec(),
             only => only.to_vec(),
         };
-        Ok(Jobs {
-            random: Random(seed),
-            turn: 0,
-            kinds,
-            programs,
-            properties,
-            fuzz,
-            kills,
-            faults,
-            known,
-            is_short,
-        })
+        Ok(Jobs { random: Random(seed), turn: 0, kinds, programs, properties, fuzz, kills, faults, is_short })
     }
 
     /// The next job.
@@ -198,13 +186,20 @@ impl Jobs {
         if has_deaths {
             words.push(format!("--loss={}", share(random, 200)));
             words.push(format!("--duplicates={}", share(random, 100)));
-            // See `KNOWN`.
-            let most = if self.known || scenario == "message" { members - 1 } else { 1.min(members - 1) };
+            // Room for those that pause.
+            let most = if scenario == "message" { members - 1 } else { members / 2 };
             match random.below(4) {
                 0 => {}
                 1 if members >= 3 => words.push("--partition".into()),
                 _ => words.push(format!("--deaths={}", random.below(most + 1))),
             }
+        }
+        if matches!(scenario, "lock" | "barrier") {
+            words.extend((random.below(2) == 0).then(|| "--unkind".to_owned()));
+            // With the deaths fewer than all members; a partition needs three members more.
+            let most = (members / 2).saturating_sub(2) / 2;
+            words.push(format!("--pauses={}", random.below(most + 1)));
+            words.push(format!("--expulsions={}", random.below(most + 1)));
         }
         match scenario {
             "lock" => words.push(format!("--locks={}", 1 + random.below(6))),

@@ -6,7 +6,7 @@
 //! repeats it, and its output is kept in a file.
 //!
 //! `cargo xtask test` has a minute of it, with a seed made from the commit: new jobs for each commit, the same ones when the
-//! step is repeated. [`KNOWN`] names what is left out.
+//! step is repeated.
 
 mod jobs;
 mod programs;
@@ -23,10 +23,6 @@ use crate::process::{self, Outcome};
 use crate::workspace;
 use jobs::{Job, Jobs, Kind};
 
-/// What fails today and is therefore left out, unless `--known` asks for it. Every run prints it.
-const KNOWN: &[&str] = &[
-    "simulator, locks and barriers with two or more deaths: a fencing token can repeat, and a member can leave a round early",
-];
 /// How many lines of the output of a failed job are shown.
 const SHOWN_LINES: usize = 25;
 
@@ -42,9 +38,6 @@ pub(crate) struct Options {
     /// Only jobs of this kind (repeatable)
     #[arg(long, value_enum, value_name = "KIND")]
     only: Vec<Kind>,
-    /// Also what is known to fail
-    #[arg(long)]
-    known: bool,
 }
 
 /// How many jobs passed, and the failed ones, each with the command that repeats it.
@@ -66,17 +59,14 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Error> {
 
 /// The step of `cargo xtask test`: a part of an hour, with jobs that the commit decides.
 pub(crate) fn soak_commit(minutes: f64) -> Result<Report, Error> {
-    soak(&Options { minutes, seed: Some(seed_of_commit()?), only: Vec::new(), known: false })
+    soak(&Options { minutes, seed: Some(seed_of_commit()?), only: Vec::new() })
 }
 
 fn soak(options: &Options) -> Result<Report, Error> {
     let seed = options.seed.unwrap_or_else(rng::choose_seed);
     let is_short = options.minutes < 5.0;
     println!("seed {seed} (--seed {seed} repeats this sequence of jobs)");
-    if !options.known {
-        KNOWN.iter().for_each(|what| println!("left out: {what}"));
-    }
-    let mut jobs = Jobs::build(seed, &options.only, options.known, is_short)?;
+    let mut jobs = Jobs::build(seed, &options.only, is_short)?;
     let logs = workspace::target().join("soak");
     fs::create_dir_all(&logs).map_err(with_path(&logs))?;
 
