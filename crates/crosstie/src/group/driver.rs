@@ -58,7 +58,8 @@ pub(super) struct Shared {
     park_right: Mutex<()>,
     /// The group's thread has the right, and gives it back when it is woken.
     thread_has_right: AtomicBool,
-    /// Notified when something has ended, for threads without the right.
+    /// Threads without the right sleep here until something has ended. The number changes with every notification.
+    sleeping: Mutex<u32>,
     ended: Condvar,
     sleepers: AtomicU32,
     strategy: WaitStrategy,
@@ -69,7 +70,7 @@ pub(super) struct Shared {
 /// a waker may poll its future at once, and the future needs the engine.
 #[derive(Debug)]
 pub(super) struct EngineGuard<'s> {
-    /// `None` only while it is dropped, and while its thread waits for the end of something.
+    /// `None` only while it is dropped.
     engine: Option<MutexGuard<'s, Engine>>,
     shared: &'s Shared,
 }
@@ -129,6 +130,7 @@ impl Shared {
             wake: Parker::default(),
             park_right: Mutex::new(()),
             thread_has_right: AtomicBool::new(false),
+            sleeping: Mutex::new(0),
             ended: Condvar::new(),
             sleepers: AtomicU32::new(0),
             strategy,
@@ -190,6 +192,8 @@ impl Shared {
             self.wake.notify();
         }
         if self.sleepers.load(Relaxed) > 0 {
+            let mut notified = self.sleeping.lock().unwrap_or_else(PoisonError::into_inner);
+            *notified = notified.wrapping_add(1);
             self.ended.notify_all();
         }
     }
@@ -291,16 +295,14 @@ impl Shared {
                 self.wake.wake();
             }
             let limit = limit.min(if by_thread { RIGHT_WAIT } else { OTHER_DRIVER_WAIT });
-            if !engine.wires.results.to_wake.is_empty() {
-                drop(engine);
-                engine = self.lock();
-            }
-            if let Some(locked) = engine.engine.take() {
-                let waited = self.ended.wait_timeout(locked, limit);
-                engine.engine = Some(waited.unwrap_or_else(PoisonError::into_inner).0);
-            }
+            let seen = *self.sleeping.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(engine);
+            // Not with the engine's mutex: a thread that takes that again behind a wait is no contender, and the one that parks in the
+            // device with the engine would keep it.
+            let sleeping = self.sleeping.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(self.ended.wait_timeout_while(sleeping, limit, |notified| *notified == seen));
             self.sleepers.fetch_sub(1, Relaxed);
-            return engine;
+            return self.lock();
         };
         if self.parkers.is_empty() {
             engine.wait_in_device(limit.min(DEVICE_WAIT));

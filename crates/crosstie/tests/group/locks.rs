@@ -72,6 +72,23 @@ fn threads_of_one_member_exclude_each_other() {
     });
 }
 
+/// A device without a place to park (here the fault device, which every second member has) is waited for with the engine. The group's own
+/// thread has the right to park when the threads begin to wait, so some of them sleep while another one begins to wait in the device.
+#[test]
+fn thread_that_waits_in_the_device_gives_the_engine_to_threads_that_slept() {
+    run(2, &GroupConfig::new(1), |group| {
+        for _ in 0..60 {
+            std::thread::sleep(Duration::from_millis(5));
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| (0..3).for_each(|_| drop(group.lock(9).acquire().unwrap())));
+                }
+            });
+        }
+        group.barrier(0).wait().unwrap();
+    });
+}
+
 #[test]
 fn try_lock_and_timeout_say_that_the_lock_is_held() {
     run(3, &GroupConfig::new(1), |group| {
