@@ -204,9 +204,9 @@ impl<U> ContextCore<U> {
         let Some(imm) = completion.imm else { return };
         let received = match CopiedBatch::new(imm, completion) {
             Some(copied) => {
-                self.receive_batch(connection, Some(imm), Some(copied), false, responses, handler)
+                self.receive_batch::<true>(connection, Some(imm), Some(copied), false, responses, handler)
             }
-            None => self.receive_batch(connection, Some(imm), None, may_pause, responses, handler),
+            None => self.receive_batch::<false>(connection, Some(imm), None, may_pause, responses, handler),
         };
         if let Err(failure) = received {
             self.mark_broken(connection.clone(), failure);
@@ -218,7 +218,8 @@ impl<U> ContextCore<U> {
     fn resume_batch(&self, handler: &mut impl PollHandler<U>) -> usize {
         let (key, mut responses) = (self.queues.paused.replace(NO_CONNECTION), 0);
         if let Some(connection) = self.connection_by_key(key)
-            && let Err(failure) = self.receive_batch(&connection, None, None, false, &mut responses, handler)
+            && let Err(failure) =
+                self.receive_batch::<false>(&connection, None, None, false, &mut responses, handler)
         {
             self.mark_broken(connection, failure);
         }
@@ -227,9 +228,9 @@ impl<U> ContextCore<U> {
 
     /// Receives the batch that `imm` announced, or the rest of the one before. If `may_pause`, it stops after half of many pending calls, so
     /// that the application makes new ones while the others are still to be received. It stops, too, when the handler has enough. The next
-    /// poll continues.
+    /// poll continues. `COPIED`: whether the batch is `copied`, for the compiler, because each message asks.
     #[inline(never)]
-    fn receive_batch(
+    fn receive_batch<const COPIED: bool>(
         &self,
         connection: &Rc<ConnectionCore<U>>,
         imm: Option<u32>,
@@ -238,11 +239,12 @@ impl<U> ContextCore<U> {
         responses: &mut usize,
         handler: &mut impl PollHandler<U>,
     ) -> Result<(), Failure> {
+        let copied = copied.filter(|_| COPIED);
         if let Some(imm) = imm {
             connection.accept(imm, copied.as_ref().map(|copied| &copied.head))?;
         }
         let most = if may_pause { most_responses(connection.pending_calls()) } else { usize::MAX };
-        while let Some(arrival) = connection.next_message(copied.is_some())? {
+        while let Some(arrival) = connection.next_message(COPIED)? {
             let payload_at = |offset, len| match &copied {
                 Some(copied) => Payload::from_copy(copied.payload, len),
                 None => Payload::in_ring(&connection.ring, offset, len),
@@ -259,7 +261,7 @@ impl<U> ContextCore<U> {
                 Arrival::Response { user: None, .. } => {}
                 Arrival::Bulk(arrival) => self.receive_bulk(connection, arrival, responses, handler),
             }
-            if copied.is_some() {
+            if COPIED {
                 // It has one message.
                 break;
             }
@@ -272,7 +274,7 @@ impl<U> ContextCore<U> {
             }
         }
         // The peer should know which ring space is free. That of a copied batch was published at once.
-        if copied.is_none() || connection.may_have_news() {
+        if !COPIED || connection.may_have_news() {
             self.schedule_flush(connection);
         }
         Ok(())
