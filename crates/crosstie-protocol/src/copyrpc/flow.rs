@@ -326,7 +326,7 @@ impl<U> Flow<U> {
         let Ok(size) = self.check_message::<COMPACT, Silent>(header) else {
             return Err(diagnose(move || self.check_message::<COMPACT, _>(header)));
         };
-        self.receiver.take(size);
+        self.receiver.take::<COMPACT>(size);
         let (len, is_bulk) = (header.ring_len() as usize, header.is_bulk());
         let credit = u64::from(header.credit_blocks) * ALIGNMENT;
         if header.is_response() {
@@ -348,7 +348,7 @@ impl<U> Flow<U> {
         let (size, unused) = self.receiver.check_size::<COMPACT, R>(&header)?;
         let blocks = header.credit_blocks;
         let credit = u64::from(blocks) * ALIGNMENT;
-        let mut granted = self.credit_granted();
+        let mut returned = 0;
         if header.is_response() {
             let (call_id, payload_len) = (header.call_id ^ RESPONSE_FLAG, header.ring_len());
             // A call that is not pending uses none.
@@ -358,7 +358,7 @@ impl<U> Flow<U> {
             let allowed = wire::max_response_len(credit);
             let fits = wire::response_size(payload_len as usize) <= credit;
             ensure!(fits, Violation::ResponseTooLong { payload_len, allowed });
-            granted -= credit;
+            returned = credit;
         } else {
             let available = self.sender.credit_available();
             ensure!(credit >= MIN_CREDIT, Violation::CreditTooSmall { blocks });
@@ -367,7 +367,7 @@ impl<U> Flow<U> {
         if self.receiver.is_at_last() {
             ensure!(unused == 0, Violation::TrailingBytes { unused });
             // After a batch, what the peer has granted and not got back must be within the peer's own limit.
-            let limit = self.credit_limit;
+            let (granted, limit) = (self.credit_granted() - returned, self.credit_limit);
             ensure!(granted <= limit, Violation::GrantOverLimit { granted, limit });
         }
         Ok(size)

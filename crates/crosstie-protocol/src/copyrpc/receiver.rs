@@ -206,13 +206,14 @@ impl Receiver {
         self.compact.is_some()
     }
 
-    /// Takes the next message, which has so many bytes: it is the current one.
+    /// Takes the next message, which has so many bytes: it is the current one. The one before [is finished](Receiver::finish_message).
     #[inline]
-    pub(super) fn take(&mut self, size: u64) {
-        self.finished = self.cursor;
+    pub(super) fn take<const COMPACT: bool>(&mut self, size: u64) {
         self.cursor += size;
         self.messages_left -= 1;
-        self.compact = None;
+        if COMPACT {
+            self.compact = None;
+        }
     }
 
     /// Frees the space of the current message, unless it is retained. No message is current afterwards.
