@@ -91,7 +91,7 @@ const HELLO: u8 = 1;
 const REJECT: u8 = 5;
 const REPLACED: u8 = 6;
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What a node says first.
 fn hello(rank: u32, nodes: u32, version: u32) -> Vec<u8> {
