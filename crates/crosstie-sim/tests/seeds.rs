@@ -110,7 +110,7 @@ fn messages_arrive_once_and_in_order_for_all_seeds() {
     check("message, reordered", Plan { members: 6, ..message }, 10);
     let rc = Plan { jitter: Jitter::None, ..message };
     for outcome in check("message, members stop", Plan { members: 8, restless: true, ..rc }, 40) {
-        assert_eq!(outcome.resent, 0, "nothing is lost, and nobody is refused");
+        assert_eq!(outcome.resent, 0, "no packet is lost, and no sender is refused");
     }
     check("message, members stop and die", Plan { members: 8, restless: true, deaths: 2, ..rc }, 20);
     check("message, loss, members stop", Plan { members: 8, restless: true, loss: 0.02, ..message }, 20);

@@ -179,7 +179,7 @@ impl Arguments {
             return Err(format!("there is no option {name}: see `crosstie bench kv --help`"));
         };
         *option = value.clone();
-        // A number that is none is null in JSON, which stands for an option that was not given.
+        // NaN and infinity become null in JSON, which stands for an option that was not given.
         let changed = serde_json::from_value(options).ok().filter(|_| !value.is_null());
         changed.ok_or_else(|| {
             format!(
